@@ -1,0 +1,224 @@
+/* The machine: best-first list of tables, the veto, the floating-point environment, scratch. */
+#if !defined _WIN32
+#define _GNU_SOURCE
+#endif
+#include "host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined __x86_64__ || defined _M_X64
+#define X86 1
+#include <cpuid.h>
+#include <xmmintrin.h>
+#elif defined __aarch64__
+#define ARM 1
+#if defined __linux__
+#include <sys/auxv.h>
+#endif
+#endif
+
+#if defined _WIN32
+#include <malloc.h>
+#include <windows.h>
+#else
+#include <pthread.h>
+#include <time.h>
+#endif
+
+extern const struct isa_table lanewise_scalar;
+#if X86
+extern const struct isa_table lanewise_avx2, lanewise_avx512;
+#elif ARM
+extern const struct isa_table lanewise_neon;
+#endif
+
+const struct isa_table *const lanewise_tables[] = {
+#if X86
+    &lanewise_avx512,
+    &lanewise_avx2,
+#elif ARM
+    &lanewise_neon,
+#endif
+    &lanewise_scalar,
+    NULL,
+};
+
+/* ---- the veto ---- */
+
+enum { /* bits of CPUID leaf 1 ECX, leaf 7 EBX and XCR0: Intel SDM volume 2A, CPUID; volume 1, 13.3 */
+  ECX_FMA = 1 << 12,
+  ECX_OSXSAVE = 1 << 27,
+  ECX_AVX = 1 << 28,
+  ECX_F16C = 1 << 29,
+  EBX_AVX2 = 1 << 5,
+  EBX_AVX512F = 1 << 16,
+  EBX_AVX512DQ = 1 << 17,
+  EBX_AVX512BW = 1 << 30,
+  XCR0_YMM = 0x6,
+  XCR0_ZMM = 0xe6
+};
+#define EBX_AVX512VL (1u << 31)
+
+int lanewise_x86_allows(const char *isa, const struct x86_registers *r) {
+  const uint32_t ecx = ECX_FMA | ECX_AVX | ECX_F16C;
+  const uint32_t ebx = EBX_AVX512VL | EBX_AVX512F | EBX_AVX512DQ | EBX_AVX512BW;
+  uint64_t xcr0 = r->leaf1_ecx & ECX_OSXSAVE ? r->xcr0 : 0;
+  int avx2 = r->max_leaf >= 7 && (r->leaf1_ecx & ecx) == ecx && (r->leaf7_ebx & EBX_AVX2) && (xcr0 & XCR0_YMM) == XCR0_YMM;
+  if (!strcmp(isa, "scalar")) {
+    return 1;
+  }
+  if (!strcmp(isa, "avx2")) {
+    return avx2;
+  }
+  return !strcmp(isa, "avx512") && avx2 && (r->leaf7_ebx & ebx) == ebx && (xcr0 & XCR0_ZMM) == XCR0_ZMM;
+}
+
+#if X86
+static struct x86_registers read_registers(void) {
+  struct x86_registers r = {0};
+  uint32_t eax, ebx, ecx, edx;
+  r.max_leaf = __get_cpuid_max(0, NULL);
+  __cpuid(1, r.leaf1_eax, ebx, r.leaf1_ecx, edx);
+  if (r.max_leaf >= 7) {
+    __cpuid_count(7, 0, eax, r.leaf7_ebx, ecx, edx);
+  }
+  if (r.leaf1_ecx & ECX_OSXSAVE) { /* without it XGETBV itself faults */
+    __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+    r.xcr0 = (uint64_t)edx << 32 | eax;
+  }
+  return r;
+}
+#endif
+
+int lanewise_machine_allows(const char *isa) {
+#if X86
+  struct x86_registers r = read_registers();
+  return lanewise_x86_allows(isa, &r);
+#elif ARM && defined __linux__
+  return !strcmp(isa, "scalar") || (getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0;
+#else
+  (void)isa; /* aarch64 elsewhere: NEON is the baseline */
+  return 1;
+#endif
+}
+
+void lanewise_cpu_signature(uint64_t out[4]) {
+  memset(out, 0, 4 * sizeof *out);
+#if X86
+  struct x86_registers r = read_registers();
+  out[0] = (uint64_t)r.max_leaf << 32 | r.leaf1_eax;
+  out[1] = (uint64_t)r.leaf1_ecx << 32 | r.leaf7_ebx;
+  out[2] = r.xcr0;
+#elif ARM && defined __linux__
+  out[0] = getauxval(AT_HWCAP);
+  out[1] = getauxval(AT_HWCAP2);
+#endif
+}
+
+/* ---- running a kernel ---- */
+
+/* A host may have set flush-to-zero or another rounding; results must not depend on it, nor may it see our flags. */
+#if X86
+typedef unsigned fp_state;
+static fp_state enter_fp(void) {
+  fp_state saved = _mm_getcsr();
+  _mm_setcsr(0x1f80); /* round to nearest, all exceptions masked, subnormals kept */
+  return saved;
+}
+static void leave_fp(fp_state saved) { _mm_setcsr(saved); }
+#elif ARM
+typedef struct {
+  uint64_t fpcr, fpsr;
+} fp_state;
+static fp_state enter_fp(void) {
+  fp_state saved;
+  __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr\n\tmsr fpcr, xzr" : "=r"(saved.fpcr), "=r"(saved.fpsr));
+  return saved;
+}
+static void leave_fp(fp_state saved) {
+  __asm__ volatile("msr fpsr, %1\n\tmsr fpcr, %0" : : "r"(saved.fpcr), "r"(saved.fpsr));
+}
+#else
+#include <fenv.h>
+typedef fenv_t fp_state;
+static fp_state enter_fp(void) {
+  fp_state saved;
+  fegetenv(&saved);
+  fesetenv(FE_DFL_ENV);
+  return saved;
+}
+static void leave_fp(fp_state saved) { fesetenv(&saved); }
+#endif
+
+void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch) {
+  fp_state saved = enter_fp();
+  kernel(args, scratch);
+  leave_fp(saved);
+}
+
+static int64_t nanoseconds(void) {
+#if defined _WIN32
+  LARGE_INTEGER now, frequency;
+  QueryPerformanceCounter(&now);
+  QueryPerformanceFrequency(&frequency);
+  return (int64_t)((double)now.QuadPart * 1e9 / (double)frequency.QuadPart);
+#else
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+#endif
+}
+
+void lanewise_time(lanewise_kernel kernel, const void *args, void *scratch, int64_t repeats, int64_t *out) {
+  for (int64_t i = 0; i < repeats; i++) {
+    int64_t start = nanoseconds();
+    lanewise_run(kernel, args, scratch);
+    out[i] = nanoseconds() - start;
+  }
+}
+
+/* ---- scratch ---- */
+
+struct arena {
+  void *memory;
+  size_t bytes;
+};
+
+static _Thread_local struct arena arena;
+
+#if defined _WIN32
+static void *allocate(size_t bytes) { return _aligned_malloc(bytes, 64); }
+static void release(void *memory) { _aligned_free(memory); }
+static DWORD fls_key = FLS_OUT_OF_INDEXES;
+static void __stdcall release_at_exit(void *memory) { release(memory); }
+static void free_at_thread_exit(void *memory) {
+  if (fls_key == FLS_OUT_OF_INDEXES) {
+    fls_key = FlsAlloc(release_at_exit);
+  }
+  FlsSetValue(fls_key, memory);
+}
+#else
+static void *allocate(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+static void release(void *memory) { free(memory); }
+static pthread_key_t exit_key;
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+static void make_key(void) { pthread_key_create(&exit_key, release); }
+static void free_at_thread_exit(void *memory) {
+  pthread_once(&exit_once, make_key);
+  pthread_setspecific(exit_key, memory);
+}
+#endif
+
+void *lanewise_scratch(size_t bytes) {
+  if (arena.bytes < bytes) {
+    void *memory = allocate(bytes);
+    if (!memory) {
+      return NULL;
+    }
+    release(arena.memory);
+    arena = (struct arena){memory, bytes};
+    free_at_thread_exit(memory);
+  }
+  return arena.memory;
+}

@@ -1,0 +1,34 @@
+/* What the package needs of the machine: which tables may run, how to run a kernel, scratch, a clock. */
+#ifndef LANEWISE_HOST_H
+#define LANEWISE_HOST_H
+
+#include "ops.h"
+
+/* Tables of this build, best first, ended by NULL. */
+extern const struct isa_table *const lanewise_tables[];
+
+/* What CPUID and XGETBV say, as numbers, so that a test can say something else. xcr0 is 0 without OSXSAVE. */
+struct x86_registers {
+  uint32_t max_leaf, leaf1_eax, leaf1_ecx, leaf7_ebx;
+  uint64_t xcr0;
+};
+
+/* 1 unless the CPU or the operating system cannot run the named ISA. Pure. */
+int lanewise_x86_allows(const char *isa, const struct x86_registers *registers);
+
+/* The same question for this machine. */
+int lanewise_machine_allows(const char *isa);
+
+/* Names this CPU as kernels see it: equal numbers, equal answers of lanewise_machine_allows. */
+void lanewise_cpu_signature(uint64_t out[4]);
+
+/* Runs a kernel in the default floating-point environment and restores the caller's. */
+void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch);
+
+/* This thread's scratch, grown to `bytes`; NULL if there is no memory. Freed when the thread ends. */
+void *lanewise_scratch(size_t bytes);
+
+/* Runs a kernel `repeats` times, the nanoseconds of each into out. */
+void lanewise_time(lanewise_kernel kernel, const void *args, void *scratch, int64_t repeats, int64_t *out);
+
+#endif

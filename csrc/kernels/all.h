@@ -1,0 +1,14 @@
+/* Every kernel, in the order they build on one another. */
+#include "softmax.h"
+
+#include "select.h"
+
+#include "top_k.h"
+
+#include "noise.h"
+
+#include "sample.h"
+
+#include "arithmetic.h"
+
+#include "floors.h"

@@ -1,0 +1,220 @@
+/* softmax, log_softmax, logsumexp: one read of the row in blocks of 4,096, each block against the running maximum.
+
+   A block's terms are e = exp((x - ref) / T), ref the largest logit up to and with that block; its sum runs in 64
+   float32 lanes, the blocks are joined in float64 (Milakov & Gimelshein 2018, by blocks). softmax stores e and scales
+   it afterwards, so each logit is read once, from memory into the cache. NaN rows follow IEEE: all NaN. */
+
+enum { SUM_BLOCK = 4096 };
+
+struct block_sum {
+  float reference, sum;
+};
+
+struct row_sum {
+  float max;
+  double total; /* sum of exp((x - max) / T) */
+  int has_nan;
+};
+
+INLINE float inverse_temperature(const struct row_args *a, int64_t row, int *greedy) {
+  double t = ((const double *)a->temperature.ptr)[row * a->temperature_step];
+  *greedy = t < 1e-30;
+  return (float)(1.0 / (t > 1e30 ? 1e30 : t));
+}
+
+INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_nan) {
+  const float lowest = -INFINITY;
+  vf acc[4] = {v_set1(lowest), v_set1(lowest), v_set1(lowest), v_set1(lowest)}, v[4];
+  vm nan = m_of_bits(0);
+  for (; i + 64 <= end; i += 64) {
+    for (size_t j = 0; j < 4; j++) {
+      v[j] = row_load(x, i + LANES * j, dtype);
+      acc[j] = v_max(v[j], acc[j]);
+    }
+    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+  }
+  if (i < end) {
+    row_load64(v, x, i, end, dtype, lowest);
+    for (size_t j = 0; j < 4; j++) {
+      acc[j] = v_max(v[j], acc[j]);
+    }
+    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+  }
+  *has_nan |= m_bits(nan) != 0;
+  return max_across64(acc);
+}
+
+/* Sum of exp((x - reference) * inverse) over x[i..end); stores the terms unless out is NULL. */
+INLINE float block_exp_sum(const void *x, size_t i, size_t end, int dtype, float reference, float inverse, float *out) {
+  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, v[4];
+  const vf ref = v_set1(reference), inv = v_set1(inverse);
+  for (; i + 64 <= end; i += 64) {
+    for (size_t j = 0; j < 4; j++) {
+      vf e = v_exp(v_mul(v_sub(row_load(x, i + LANES * j, dtype), ref), inv));
+      if (out) {
+        v_store(out + i + LANES * j, e);
+      }
+      acc[j] = v_add(acc[j], e);
+    }
+  }
+  if (i < end) {
+    row_load64(v, x, i, end, dtype, -INFINITY);
+    for (size_t j = 0; j < 4; j++) {
+      vf e = v_exp(v_mul(v_sub(v[j], ref), inv));
+      if (out) {
+        store_upto(out, i + LANES * j, end, e);
+      }
+      acc[j] = v_add(acc[j], e);
+    }
+  }
+  return sum_across64(acc);
+}
+
+/* What a block's terms count for beside the row's maximum; nothing if all it saw was -inf. */
+INLINE double block_factor(float reference, float max, float inverse) {
+  return reference == -INFINITY ? 0.0 : exp64_1(((double)reference - (double)max) * (double)inverse);
+}
+
+INLINE struct row_sum sum_row(const void *x, size_t n, int dtype, float inverse, float *out, struct block_sum *blocks) {
+  struct row_sum row = {-INFINITY, 0.0, 0};
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
+    size_t end = min_size(i + SUM_BLOCK, n);
+    float m = block_max(x, i, end, dtype, &row.has_nan);
+    row.max = m > row.max ? m : row.max;
+    /* with nothing but -inf so far, any finite reference makes every term 0 */
+    float reference = row.max == -INFINITY ? 0.0f : row.max;
+    float sum = block_exp_sum(x, i, end, dtype, reference, inverse, out);
+    blocks[count] = (struct block_sum){row.max, sum};
+  }
+  for (size_t b = 0; b < count; b++) {
+    row.total += (double)blocks[b].sum * block_factor(blocks[b].reference, row.max, inverse);
+  }
+  return row;
+}
+
+INLINE void fill(float *out, size_t n, float value) {
+  for (size_t i = 0; i < n; i += LANES) {
+    store_upto(out, i, n, v_set1(value));
+  }
+}
+
+INLINE size_t first_equal(const void *x, size_t n, int dtype, float value) {
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
+    unsigned hit = m_bits(v_eq(v, v_set1(value)));
+    if (hit) {
+      return i + (size_t)__builtin_ctz(hit);
+    }
+  }
+  return n;
+}
+
+/* The limit of T to 0: all mass on the first maximum. */
+INLINE void greedy_row(const void *x, float *out, size_t n, int dtype, float chosen, float rest) {
+  int has_nan = 0;
+  float m = block_max(x, 0, n, dtype, &has_nan);
+  if (has_nan || m == -INFINITY || m == INFINITY) {
+    fill(out, n, v_max_across(QUIET_NAN));
+    return;
+  }
+  size_t best = first_equal(x, n, dtype, m);
+  fill(out, n, rest);
+  out[best] = chosen;
+}
+
+INLINE void softmax_rows(const struct row_args *a, void *scratch, int dtype) {
+  struct block_sum *blocks = scratch;
+  size_t n = (size_t)a->cols;
+  for (int64_t r = 0; r < a->rows; r++) {
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
+    int greedy;
+    float inverse = inverse_temperature(a, r, &greedy);
+    if (greedy) {
+      greedy_row(x, out, n, dtype, 1.0f, 0.0f);
+      continue;
+    }
+    struct row_sum row = sum_row(x, n, dtype, inverse, out, blocks);
+    if (row.has_nan || row.max == -INFINITY || row.max == INFINITY) {
+      fill(out, n, v_max_across(QUIET_NAN));
+      continue;
+    }
+    for (size_t b = 0, i = 0; i < n; b++) {
+      size_t end = min_size(i + SUM_BLOCK, n);
+      vf factor = v_set1((float)(block_factor(blocks[b].reference, row.max, inverse) / row.total));
+      for (; i + LANES <= end; i += LANES) {
+        v_store(out + i, v_mul(v_load(out + i), factor));
+      }
+      if (i < end) {
+        v_store_n(out + i, end - i, v_mul(v_load_n(out + i, end - i, 0.0f), factor));
+        i = end;
+      }
+    }
+  }
+}
+
+INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype) {
+  size_t n = (size_t)a->cols;
+  for (int64_t r = 0; r < a->rows; r++) {
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
+    int greedy;
+    float inverse = inverse_temperature(a, r, &greedy);
+    if (greedy) {
+      greedy_row(x, out, n, dtype, 0.0f, -INFINITY);
+      continue;
+    }
+    struct row_sum row = sum_row(x, n, dtype, inverse, NULL, scratch);
+    if (row.has_nan || row.max == -INFINITY || row.max == INFINITY) {
+      fill(out, n, v_max_across(QUIET_NAN));
+      continue;
+    }
+    const vf max = v_set1(row.max), inv = v_set1(inverse), log_total = v_set1((float)log64_1(row.total));
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+      v_store(out + i, v_sub(v_mul(v_sub(row_load(x, i, dtype), max), inv), log_total));
+    }
+    if (i < n) {
+      v_store_n(out + i, n - i, v_sub(v_mul(v_sub(row_load_n(x, i, n - i, dtype, 0.0f), max), inv), log_total));
+    }
+  }
+}
+
+INLINE void logsumexp_rows(const struct row_args *a, void *scratch, int dtype) {
+  for (int64_t r = 0; r < a->rows; r++) {
+    float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
+    int greedy;
+    float inverse = inverse_temperature(a, r, &greedy);
+    struct row_sum row = sum_row(row_of(a->x.ptr, a->x_stride, r), (size_t)a->cols, dtype, inverse, NULL, scratch);
+    if (row.has_nan) {
+      *out = v_max_across(QUIET_NAN);
+    } else if (row.max == -INFINITY || row.max == INFINITY) {
+      *out = row.max;
+    } else {
+      *out = (float)((double)row.max * (double)inverse + log64_1(row.total));
+    }
+  }
+}
+
+/* x / T, the division IEEE's */
+INLINE void scale_rows(const struct row_args *a, void *scratch, int dtype) {
+  (void)scratch;
+  size_t n = (size_t)a->cols;
+  for (int64_t r = 0; r < a->rows; r++) {
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
+    double t = ((const double *)a->temperature.ptr)[r * a->temperature_step];
+    const vf divisor = v_set1((float)(t > 1e30 ? 1e30 : t));
+    for (size_t i = 0; i < n; i += LANES) {
+      vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, 0.0f);
+      vf y = v_div(v, divisor);
+      store_upto(out, i, n, v_select(v_unord(y, y), QUIET_NAN, y));
+    }
+  }
+}
+
+static void softmax(const struct row_args *a, void *scratch) { FOR_DTYPE(softmax_rows, a, scratch) }
+static void log_softmax(const struct row_args *a, void *scratch) { FOR_DTYPE(log_softmax_rows, a, scratch) }
+static void logsumexp(const struct row_args *a, void *scratch) { FOR_DTYPE(logsumexp_rows, a, scratch) }
+static void scale(const struct row_args *a, void *scratch) { FOR_DTYPE(scale_rows, a, scratch) }

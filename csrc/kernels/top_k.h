@@ -1,0 +1,283 @@
+/* top_k and argmax, exact, ties to the lowest id.
+
+   Fast path: the maxima of blocks of 64, a bound t that k to 1.25 k of them reach (so at least k logits reach it), then
+   only those blocks are read again; what is greater than t and what equals it are kept apart, equals capped at k.
+   Exact path, when k is near the number of blocks or when forced: select the k-th by radix (select.h). */
+
+enum { BLOCK = 64 };
+
+struct list {
+  float *value;
+  uint32_t *id;
+  size_t count;
+};
+
+INLINE struct list list_in(char **scratch, size_t capacity) {
+  struct list list = {(float *)*scratch, NULL, 0};
+  capacity = (capacity + 2 * LANES) / LANES * LANES; /* room to pad the last vector */
+  list.id = (uint32_t *)(list.value + capacity);
+  *scratch = (char *)(list.id + capacity);
+  return list;
+}
+
+static void append_hits(struct list *list, const float value[LANES], unsigned hits, size_t first, size_t cap) {
+  for (; hits && list->count < cap; hits &= hits - 1) {
+    unsigned lane = (unsigned)__builtin_ctz(hits);
+    list->value[list->count] = value[lane];
+    list->id[list->count++] = (uint32_t)(first + lane);
+  }
+}
+
+/* max of every block of 64; the last vector of maxima is padded with NaN, which reaches no bound */
+INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int *has_nan) {
+  vm nan = m_of_bits(0);
+  size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
+  for (; (b + LANES) * BLOCK <= n; b += LANES) {
+    vf row[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+      vf v[4];
+      for (size_t j = 0; j < 4; j++) {
+        v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
+      }
+      nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+      row[i] = v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+    }
+    v_store(maxima + b, v_max_rows(row));
+  }
+  for (; b < blocks; b++) {
+    vf v[4];
+    row_load64(v, x, b * BLOCK, n, dtype, -INFINITY);
+    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+    maxima[b] = max_across64(v);
+  }
+  v_store_n(maxima + blocks, (LANES - blocks % LANES) % LANES, v_set1(NAN));
+  *has_nan |= m_bits(nan) != 0;
+}
+
+/* How many of v[0..n) reach t; n is rounded up, the padding holds NaN. Exact below 2^24. */
+static size_t count_reaching(const float *v, size_t n, float t) {
+  const vf bound = v_set1(t), one = v_set1(1.0f);
+  vf acc[2] = {v_set1(0), v_set1(0)};
+  for (size_t i = 0; i < n; i += LANES) {
+    acc[i / LANES % 2] = v_add(acc[i / LANES % 2], v_keep(v_ge(v_load(v + i), bound), one));
+  }
+  return (size_t)v_sum_across(v_add(acc[0], acc[1]));
+}
+
+/* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. Bisects the ordered bit
+   patterns, so it ends after 32 counts whatever the values. */
+static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
+  vf least16 = v_set1(INFINITY), most16 = v_set1(-INFINITY);
+  for (size_t i = 0; i < n; i += LANES) { /* the padding's NaNs drop out */
+    least16 = v_min(v_load(v + i), least16);
+    most16 = v_max(v_load(v + i), most16);
+  }
+  float least = -v_max_across(v_sub(v_set1(0.0f), least16)), most = v_max_across(most16);
+  uint32_t low = order_key(least), high = order_key(most) + 1; /* k reach low; fewer reach high, or high is past all */
+  size_t reached = n;
+  while (reached > enough && high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    size_t count = count_reaching(v, n, key_value(middle));
+    if (count >= k) {
+      low = middle;
+      reached = count;
+    } else {
+      high = middle;
+    }
+  }
+  return key_value(low);
+}
+
+/* Of list, in id order: what exceeds t into above, and up to k of what equals it into equal. */
+static void split_list(const struct list *list, float t, size_t k, struct list *above, struct list *equal) {
+  for (size_t i = 0; i < list->count; i++) {
+    struct list *to = list->value[i] > t ? above : equal;
+    if (list->value[i] > t || (list->value[i] == t && equal->count < k)) {
+      to->value[to->count] = list->value[i];
+      to->id[to->count++] = list->id[i];
+    }
+  }
+}
+
+/* The same from the row, skipping blocks whose maximum does not reach t. */
+INLINE void split_row(const void *x, size_t n, int dtype, const float *maxima, float t, size_t k, struct list *above,
+                      struct list *equal) {
+  const vf bound = v_set1(t);
+  for (size_t b = 0; b * BLOCK < n; b++) {
+    if (!(maxima[b] > t || (maxima[b] == t && equal->count < k))) {
+      continue;
+    }
+    for (size_t i = b * BLOCK; i < min_size((b + 1) * BLOCK, n); i += LANES) {
+      vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
+      unsigned gt = m_bits(v_gt(v, bound)), eq = m_bits(v_eq(v, bound));
+      if (gt | eq) {
+        float value[LANES];
+        v_store(value, v);
+        append_hits(above, value, gt, i, SIZE_MAX);
+        append_hits(equal, value, eq, i, k);
+      }
+    }
+  }
+}
+
+/* Descending, stable. Few: each entry's rank is counted. Many: radix by order key. */
+static void sort_list(struct list *list, struct list *spare) {
+  size_t n = list->count;
+  if (n > 128) {
+    radix_sort(list->value, list->id, spare->value, spare->id, n);
+    return;
+  }
+  const vf one = v_set1(1.0f);
+  v_store(list->value + n, v_set1(NAN));
+  for (size_t i = 0; i < n; i++) {
+    const vf mine = v_set1(list->value[i]);
+    vf rank = v_set1(0);
+    for (size_t j = 0; j < n; j += LANES) {
+      vf other = v_load(list->value + j);
+      vm before = v_gt(other, mine), equal = v_eq(other, mine);
+      unsigned earlier = j + LANES <= i ? 0xffffu : j <= i ? (1u << (i - j)) - 1u : 0u;
+      rank = v_add(rank, v_keep(m_or(before, m_and(equal, m_of_bits(earlier))), one));
+    }
+    size_t r = (size_t)v_sum_across(rank);
+    spare->value[r] = list->value[i];
+    spare->id[r] = list->id[i];
+  }
+  memcpy(list->value, spare->value, n * sizeof *list->value);
+  memcpy(list->id, spare->id, n * sizeof *list->id);
+}
+
+/* The k first of x in descending order, into `above` sorted and `equal` behind it. Needs k <= blocks. */
+INLINE void top_k_by_blocks(const void *x, size_t n, int dtype, const float *maxima, size_t k, char *scratch,
+                            struct list *above, struct list *equal) {
+  size_t blocks = (n + BLOCK - 1) / BLOCK;
+  struct list all = list_in(&scratch, n), ties = list_in(&scratch, k);
+  float t = bound_reached(maxima, blocks, k, k + k / 4);
+  split_row(x, n, dtype, maxima, t, k, &all, &ties);
+  *above = list_in(&scratch, n);
+  *equal = ties;
+  if (all.count > k) { /* t was low: the k-th is above it */
+    *equal = list_in(&scratch, k);
+    v_store(all.value + all.count, v_set1(NAN));
+    split_list(&all, bound_reached(all.value, all.count, k, k), k, above, equal);
+  } else {
+    struct list swap = *above;
+    *above = all;
+    all = swap;
+  }
+  sort_list(above, &all);
+  equal->count = min_size(equal->count, k - above->count);
+}
+
+INLINE void top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch, struct list *above,
+                        struct list *equal) {
+  float *z = (float *)scratch;
+  scratch += (n + 2 * LANES) / LANES * LANES * sizeof *z;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, 0.0f);
+    store_upto(z, i, n, v);
+  }
+  struct prefix p = select_count(z, n, k, scratch);
+  *above = list_in(&scratch, n);
+  *equal = list_in(&scratch, k);
+  struct list spare = list_in(&scratch, n);
+  for (size_t i = 0; i < n; i++) {
+    struct list *to = z[i] > p.value ? above : equal;
+    if (z[i] > p.value || (z[i] == p.value && i <= p.last_tie)) {
+      to->value[to->count] = z[i];
+      to->id[to->count++] = (uint32_t)i;
+    }
+  }
+  sort_list(above, &spare);
+}
+
+static void put_list(float *values, int64_t *ids, const struct list *list) {
+  for (size_t i = 0; i < list->count; i++) {
+    values[i] = list->value[i];
+    ids[i] = list->id[i];
+  }
+}
+
+/* With ties="all": what equals the k-th value behind the k found, as far as the row has room. Returns how many
+   entries there are in all. */
+INLINE int64_t add_ties(const void *x, size_t n, int dtype, float *values, int64_t *ids, size_t k, size_t width) {
+  size_t count = k;
+  float t = values[k - 1];
+  int64_t last = ids[k - 1];
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
+    float value[LANES];
+    v_store(value, v);
+    for (unsigned hits = m_bits(v_eq(v, v_set1(t))); hits; hits &= hits - 1) {
+      unsigned lane = (unsigned)__builtin_ctz(hits);
+      if ((int64_t)(i + lane) > last) {
+        if (count < width) {
+          values[count] = value[lane];
+          ids[count] = (int64_t)(i + lane);
+        }
+        count++;
+      }
+    }
+  }
+  return (int64_t)count;
+}
+
+INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
+  size_t n = (size_t)a->cols, k = (size_t)a->k, width = (size_t)a->width, blocks = (n + BLOCK - 1) / BLOCK;
+  for (int64_t r = 0; r < a->rows; r++) {
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    float *values = (float *)a->values.ptr + width * (size_t)r;
+    int64_t *ids = (int64_t *)a->ids.ptr + width * (size_t)r, *status = (int64_t *)a->status.ptr + r;
+    float *maxima = scratch;
+    char *rest = (char *)scratch + (blocks + 2 * LANES) / LANES * LANES * sizeof *maxima;
+    struct list above, equal;
+    int has_nan = 0;
+    block_maxima(maxima, x, n, dtype, &has_nan);
+    if (has_nan) {
+      *status = -1;
+      fill(values, width, v_max_across(QUIET_NAN));
+      for (size_t i = 0; i < width; i++) {
+        ids[i] = -1;
+      }
+      continue;
+    }
+    if (k > blocks || a->force_exact) {
+      top_k_exact(x, n, dtype, k, rest, &above, &equal);
+    } else {
+      top_k_by_blocks(x, n, dtype, maxima, k, rest, &above, &equal);
+    }
+    put_list(values, ids, &above);
+    put_list(values + above.count, ids + above.count, &equal);
+    *status = a->ties_all ? add_ties(x, n, dtype, values, ids, k, width) : a->k;
+    for (size_t i = min_size((size_t)*status, width); i < width; i++) {
+      values[i] = -INFINITY;
+      ids[i] = -1;
+    }
+  }
+}
+
+/* The first of the largest. It chooses, so a row with a NaN or +inf, or with nothing above -inf, is invalid. */
+INLINE void argmax_rows(const struct top_k_args *a, void *scratch, int dtype) {
+  (void)scratch;
+  size_t n = (size_t)a->cols;
+  for (int64_t r = 0; r < a->rows; r++) {
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    int64_t *id = (int64_t *)a->ids.ptr + r, *status = (int64_t *)a->status.ptr + r;
+    float best = -INFINITY;
+    size_t where = 0;
+    int has_nan = 0;
+    for (size_t i = 0; i < n; i += SUM_BLOCK) {
+      float m = block_max(x, i, min_size(i + SUM_BLOCK, n), dtype, &has_nan);
+      if (m > best) {
+        best = m;
+        where = i;
+      }
+    }
+    int valid = !has_nan && best > -INFINITY && best < INFINITY;
+    size_t size = dtype == DTYPE_F32 ? 4 : 2;
+    *status = valid ? 1 : -1;
+    *id = valid ? (int64_t)(where + first_equal((const char *)x + where * size, n - where, dtype, best)) : -1;
+  }
+}
+
+static void top_k(const struct top_k_args *a, void *scratch) { FOR_DTYPE(top_k_rows, a, scratch) }
+static void argmax(const struct top_k_args *a, void *scratch) { FOR_DTYPE(argmax_rows, a, scratch) }

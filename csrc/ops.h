@@ -1,0 +1,95 @@
+/* What a kernel is to the outside: its number and its args struct.
+
+   Every args struct begins with its spans (all memory a kernel may touch, bar scratch) and the first
+   member after them is `rows`. That one rule lets a test record any call and replay it elsewhere. */
+#ifndef LANEWISE_OPS_H
+#define LANEWISE_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+#define KERNEL(group, name, args) OP_##name,
+#include "kernels.def"
+#undef KERNEL
+  OP_COUNT
+};
+
+enum { DTYPE_F32, DTYPE_F16, DTYPE_BF16 };
+
+/* scratch: per-thread memory of at least lanewise_scratch_bytes(cols), 64-byte aligned, contents undefined */
+typedef void (*lanewise_kernel)(const void *args, void *scratch);
+
+struct span {
+  void *ptr;
+  int64_t bytes;
+};
+
+/* Strides are in bytes and may be negative or zero; along a row elements are adjacent. */
+struct row_args {
+  struct span x, out, temperature;
+  int64_t rows, cols, dtype;
+  int64_t x_stride, out_stride;
+  int64_t temperature_step; /* doubles from one row's temperature to the next: 0 or 1 */
+};
+
+enum { ROW_OK = 0, ROW_INVALID = 1 };
+
+struct top_k_args {
+  struct span x, values, ids, status; /* float32, int64, int64 */
+  int64_t rows, cols, dtype;
+  int64_t x_stride;
+  int64_t k;     /* 1..cols */
+  int64_t width; /* entries a row of values and ids can hold, >= k */
+  int64_t ties_all;
+  int64_t force_exact;
+};
+
+/* One row's numbers, in the units users give them. */
+struct sample_params {
+  double temperature, top_p, min_p, u;
+  double repetition_penalty, frequency_penalty, presence_penalty;
+  int64_t top_k, min_keep;
+  uint64_t seed, key, step;
+};
+
+enum { STEP_TEMPERATURE = 1, STEP_TOP_K, STEP_TOP_P, STEP_MIN_P, STEP_LIMIT = 8 };
+enum { MASK_NONE, MASK_BOOL, MASK_BITS };
+
+struct sample_args {
+  struct span x, params;
+  struct span mask;                                      /* bytes, or 32-bit words */
+  struct span bias_ids, bias_values, bias_offsets;       /* int64, float32, int64[rows + 1]; or dense float32 values */
+  struct span prompt_ids, prompt_offsets;                /* int64, int64[rows + 1] */
+  struct span output_ids, output_offsets;
+  struct span tokens, status;                            /* int64[rows] each */
+  struct span support_ids, support_logprobs, support_offsets; /* int64, float32, int64[rows + 1] */
+  int64_t rows, cols, dtype;
+  int64_t x_stride;
+  int64_t mask_kind, mask_stride, mask_width; /* width in ids; ids beyond are forbidden */
+  int64_t bias_dense, bias_stride;
+  int64_t has_u, ties_all, force_exact;
+  int64_t steps[STEP_LIMIT]; /* the order of truncations, ended by 0 */
+};
+
+/* out[i] for the ids or counters i = first .. first + cols - 1 */
+struct noise_args {
+  struct span out;
+  int64_t rows, cols; /* rows is 1 */
+  int64_t first, domain;
+  uint64_t seed, key, step;
+};
+
+enum { SAMPLE_MAX_VOCAB = 1 << 20 };
+
+static inline size_t lanewise_scratch_bytes(int64_t cols) {
+  return 64u * (size_t)cols + (256u << 10);
+}
+
+/* One table a unit. */
+struct isa_table {
+  const char *name;
+  lanewise_kernel kernels[OP_COUNT];
+};
+
+#endif

@@ -1,0 +1,47 @@
+/* The 16-lane layer: every kernel is written once on these words, every ISA spells them once.
+
+   The contract, the same bits on every ISA:
+   - Always 16 lanes. Tails are loaded with a stated fill and stored masked; nothing beyond is touched.
+   - v_fma rounds once. Nothing else is contracted (-ffp-contract=off), nothing is estimated, no libm.
+   - v_max(a, b) is a > b ? a : b and v_min(a, b) is a < b ? a : b: with a NaN, b is the answer.
+     So v_max(x, acc) drops the NaNs of x; who must see them asks v_unord.
+   - Reductions halve and combine: 64 to 16 by vectors, then lanes i and i + 8, + 4, + 2, + 1.
+   - A mask (vm) is all or nothing in each lane; m_bits gives lane 0 in bit 0.
+   - Integer words wrap modulo 2^32; weights are exact in 64 bits, so their order cannot show.
+
+   Words
+     vf v_set1(a)  v_load(p)  v_load_n(p, n, fill)  v_store(p, v)  v_store_n(p, n, v)
+     vf v_load_f16(p)  v_load_bf16(p)          widened exactly; a NaN stays a NaN
+     vf v_add v_sub v_mul v_div v_max v_min (a, b)  v_fma(a, b, c) = a*b + c
+     vm v_gt v_ge v_eq v_unord (a, b)  m_or m_and (m, m)  m_bits(m)  m_of_bits(bits)
+     vf v_select(m, a, b) = m ? a : b  v_keep(m, a) = m ? a : +0
+     vu v_bits(v)  vf v_of_bits(u)  vu u_set1 u_load u_add u_xor u_shl(u, c) u_shr(u, c)  vm u_eq(u, u)
+     vu u_mul_wide(a, b, &hi)                  64-bit products: low words returned, high words in hi
+     float v_max_across(v)  v_sum_across(v)  vf v_max_rows(r) with lane j = max over r[j], r[16]
+     weights: a weight is round_half_even(2^43 * e), e in [0, 1]
+     vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64 */
+#ifndef LANEWISE_VEC_H
+#define LANEWISE_VEC_H
+
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define WEIGHT_BITS 43
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined LANEWISE_AVX512
+#include "vec_avx512.h"
+#elif defined LANEWISE_AVX2
+#include "vec_avx2.h"
+#elif defined LANEWISE_NEON
+#include "vec_neon.h"
+#else
+#include "vec_scalar.h"
+#endif
+
+#endif

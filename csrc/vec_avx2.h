@@ -1,0 +1,169 @@
+/* The layer on AVX2, FMA and F16C: two 8-lane registers a vector. */
+#include <immintrin.h>
+
+typedef struct {
+  __m256 lo, hi;
+} vf;
+typedef struct {
+  __m256i lo, hi;
+} vu;
+typedef struct {
+  __m256 lo, hi; /* lanes of all ones or all zeros */
+} vm;
+typedef __m256i vw;
+
+INLINE vf vf2(__m256 lo, __m256 hi) { return (vf){lo, hi}; }
+INLINE vu vu2(__m256i lo, __m256i hi) { return (vu){lo, hi}; }
+INLINE vm vm2(__m256 lo, __m256 hi) { return (vm){lo, hi}; }
+
+/* masks of the first n lanes, by an offset into a run of ones and zeros */
+static const int32_t tail_mask[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+INLINE vu first_lanes(size_t n) {
+  const int32_t *t = tail_mask + LANES - n;
+  return vu2(_mm256_loadu_si256((const __m256i *)t), _mm256_loadu_si256((const __m256i *)(t + 8)));
+}
+
+INLINE vf v_set1(float a) { return vf2(_mm256_set1_ps(a), _mm256_set1_ps(a)); }
+INLINE vf v_load(const float *p) { return vf2(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+INLINE vf v_load_n(const float *p, size_t n, float fill) {
+  vu m = first_lanes(n);
+  __m256 f = _mm256_set1_ps(fill);
+  return vf2(_mm256_blendv_ps(f, _mm256_maskload_ps(p, m.lo), _mm256_castsi256_ps(m.lo)),
+             _mm256_blendv_ps(f, _mm256_maskload_ps(p + 8, m.hi), _mm256_castsi256_ps(m.hi)));
+}
+INLINE void v_store(float *p, vf a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+INLINE void v_store_n(float *p, size_t n, vf a) {
+  vu m = first_lanes(n);
+  _mm256_maskstore_ps(p, m.lo, a.lo);
+  _mm256_maskstore_ps(p + 8, m.hi, a.hi);
+}
+INLINE vf v_load_f16(const uint16_t *p) {
+  return vf2(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
+}
+INLINE __m256 bf16x8(const uint16_t *p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+INLINE vf v_load_bf16(const uint16_t *p) { return vf2(bf16x8(p), bf16x8(p + 8)); }
+
+INLINE vf v_add(vf a, vf b) { return vf2(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)); }
+INLINE vf v_sub(vf a, vf b) { return vf2(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)); }
+INLINE vf v_mul(vf a, vf b) { return vf2(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)); }
+INLINE vf v_div(vf a, vf b) { return vf2(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)); }
+INLINE vf v_max(vf a, vf b) { return vf2(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)); }
+INLINE vf v_min(vf a, vf b) { return vf2(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)); }
+INLINE vf v_fma(vf a, vf b, vf c) {
+  return vf2(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
+}
+
+#define COMPARE(name, how)                                                            \
+  INLINE vm name(vf a, vf b) {                                                        \
+    return vm2(_mm256_cmp_ps(a.lo, b.lo, how), _mm256_cmp_ps(a.hi, b.hi, how));       \
+  }
+COMPARE(v_gt, _CMP_GT_OQ)
+COMPARE(v_ge, _CMP_GE_OQ)
+COMPARE(v_eq, _CMP_EQ_OQ)
+COMPARE(v_unord, _CMP_UNORD_Q)
+#undef COMPARE
+INLINE vm m_or(vm a, vm b) { return vm2(_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)); }
+INLINE vm m_and(vm a, vm b) { return vm2(_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)); }
+INLINE unsigned m_bits(vm a) {
+  return (unsigned)_mm256_movemask_ps(a.lo) | (unsigned)_mm256_movemask_ps(a.hi) << 8;
+}
+INLINE vm m_of_bits(unsigned bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  __m256i lo = _mm256_set1_epi32((int)bits), hi = _mm256_set1_epi32((int)(bits >> 8));
+  return vm2(_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(lo, lane), lane)),
+             _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(hi, lane), lane)));
+}
+INLINE vf v_select(vm m, vf a, vf b) {
+  return vf2(_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi));
+}
+INLINE vf v_keep(vm m, vf a) { return vf2(_mm256_and_ps(m.lo, a.lo), _mm256_and_ps(m.hi, a.hi)); }
+
+INLINE vu v_bits(vf a) { return vu2(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)); }
+INLINE vf v_of_bits(vu a) { return vf2(_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)); }
+INLINE vu u_set1(uint32_t a) { return vu2(_mm256_set1_epi32((int)a), _mm256_set1_epi32((int)a)); }
+INLINE vu u_load(const uint32_t *p) {
+  return vu2(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8)));
+}
+INLINE void u_store(uint32_t *p, vu a) {
+  _mm256_storeu_si256((__m256i *)p, a.lo);
+  _mm256_storeu_si256((__m256i *)(p + 8), a.hi);
+}
+INLINE vu u_add(vu a, vu b) { return vu2(_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)); }
+INLINE vu u_xor(vu a, vu b) { return vu2(_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)); }
+INLINE vu u_shl(vu a, int c) { return vu2(_mm256_slli_epi32(a.lo, c), _mm256_slli_epi32(a.hi, c)); }
+INLINE vu u_shr(vu a, int c) { return vu2(_mm256_srli_epi32(a.lo, c), _mm256_srli_epi32(a.hi, c)); }
+INLINE vm u_eq(vu a, vu b) {
+  return vm2(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a.lo, b.lo)), _mm256_castsi256_ps(_mm256_cmpeq_epi32(a.hi, b.hi)));
+}
+INLINE __m256i mul_wide8(__m256i a, __m256i b, __m256i *hi) {
+  __m256i even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+  *hi = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+}
+INLINE vu u_mul_wide(vu a, uint32_t b, vu *hi) {
+  __m256i factor = _mm256_set1_epi32((int)b);
+  return vu2(mul_wide8(a.lo, factor, &hi->lo), mul_wide8(a.hi, factor, &hi->hi));
+}
+
+INLINE float v_max_across(vf a) {
+  __m256 m8 = _mm256_max_ps(a.lo, a.hi);
+  __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+  __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+  return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+INLINE float v_sum_across(vf a) {
+  __m256 s8 = _mm256_add_ps(a.lo, a.hi);
+  __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+  __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* Lanes i and i + 4 of rows a, b, then i and i + 2 with a second pair, then neighbours with two more pairs:
+   the halving order, eight rows at a time. */
+INLINE __m256 max_rows8(const vf *r) {
+  __m256 m[8], pair[4], quad[2];
+  for (int i = 0; i < 8; i++) {
+    m[i] = _mm256_max_ps(r[i].lo, r[i].hi);
+  }
+  for (int i = 0; i < 4; i++) {
+    pair[i] = _mm256_max_ps(_mm256_permute2f128_ps(m[i], m[i + 4], 0x20),
+                            _mm256_permute2f128_ps(m[i], m[i + 4], 0x31));
+  }
+  for (int i = 0; i < 2; i++) {
+    quad[i] = _mm256_max_ps(_mm256_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0x44),
+                            _mm256_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0xEE));
+  }
+  return _mm256_max_ps(_mm256_shuffle_ps(quad[0], quad[1], 0x88), _mm256_shuffle_ps(quad[0], quad[1], 0xDD));
+}
+INLINE vf v_max_rows(const vf *r) { return vf2(max_rows8(r), max_rows8(r + 8)); }
+
+/* The sum of e * 2^43 and 2^52 in double has the rounded weight as its low mantissa bits. */
+INLINE __m256i weights4(__m128 e) {
+  const __m256d magic = _mm256_set1_pd(0x1p52);
+  __m256d d = _mm256_cvtps_pd(_mm_mul_ps(e, _mm_set1_ps(0x1p43f)));
+  return _mm256_xor_si256(_mm256_castpd_si256(_mm256_add_pd(d, magic)), _mm256_castpd_si256(magic));
+}
+INLINE vw w_zero(void) { return _mm256_setzero_si256(); }
+INLINE vw w_add(vw acc, vf e) {
+  __m256i lo = _mm256_add_epi64(weights4(_mm256_castps256_ps128(e.lo)), weights4(_mm256_extractf128_ps(e.lo, 1)));
+  __m256i hi = _mm256_add_epi64(weights4(_mm256_castps256_ps128(e.hi)), weights4(_mm256_extractf128_ps(e.hi, 1)));
+  return _mm256_add_epi64(acc, _mm256_add_epi64(lo, hi));
+}
+INLINE uint64_t w_total(vw acc) {
+  uint64_t part[4];
+  _mm256_storeu_si256((__m256i *)part, acc);
+  return part[0] + part[1] + part[2] + part[3];
+}
+INLINE void w_store(uint64_t *p, vf e) {
+  _mm256_storeu_si256((__m256i *)p, weights4(_mm256_castps256_ps128(e.lo)));
+  _mm256_storeu_si256((__m256i *)(p + 4), weights4(_mm256_extractf128_ps(e.lo, 1)));
+  _mm256_storeu_si256((__m256i *)(p + 8), weights4(_mm256_castps256_ps128(e.hi)));
+  _mm256_storeu_si256((__m256i *)(p + 12), weights4(_mm256_extractf128_ps(e.hi, 1)));
+}

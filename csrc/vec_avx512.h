@@ -1,0 +1,117 @@
+/* The layer on AVX-512 F, BW, DQ and VL: one register a vector, masks in mask registers. */
+#ifdef LANEWISE_SIMDE
+#include "simde_avx512.h" /* the emulation the tests use on CPUs without AVX-512 */
+#else
+#include <immintrin.h>
+#endif
+
+typedef __m512 vf;
+typedef __m512i vu;
+typedef __mmask16 vm;
+typedef __m512i vw;
+
+INLINE vm first_lanes(size_t n) { return (vm)((1u << n) - 1u); }
+
+INLINE vf v_set1(float a) { return _mm512_set1_ps(a); }
+INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE vf v_load_n(const float *p, size_t n, float fill) {
+  return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), first_lanes(n), p);
+}
+INLINE void v_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+INLINE void v_store_n(float *p, size_t n, vf a) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf v_load_bf16(const uint16_t *p) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+
+INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+
+INLINE vm v_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+INLINE vm v_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+INLINE vm v_eq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+INLINE vm v_unord(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+INLINE vm m_or(vm a, vm b) { return (vm)(a | b); }
+INLINE vm m_and(vm a, vm b) { return (vm)(a & b); }
+INLINE unsigned m_bits(vm a) { return a; }
+INLINE vm m_of_bits(unsigned bits) { return (vm)bits; }
+INLINE vf v_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
+INLINE vf v_keep(vm m, vf a) { return _mm512_maskz_mov_ps(m, a); }
+
+INLINE vu v_bits(vf a) { return _mm512_castps_si512(a); }
+INLINE vf v_of_bits(vu a) { return _mm512_castsi512_ps(a); }
+INLINE vu u_set1(uint32_t a) { return _mm512_set1_epi32((int)a); }
+INLINE vu u_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+INLINE void u_store(uint32_t *p, vu a) { _mm512_storeu_si512(p, a); }
+INLINE vu u_add(vu a, vu b) { return _mm512_add_epi32(a, b); }
+INLINE vu u_xor(vu a, vu b) { return _mm512_xor_si512(a, b); }
+INLINE vu u_shl(vu a, int c) { return _mm512_slli_epi32(a, (unsigned)c); }
+INLINE vu u_shr(vu a, int c) { return _mm512_srli_epi32(a, (unsigned)c); }
+INLINE vm u_eq(vu a, vu b) { return _mm512_cmpeq_epi32_mask(a, b); }
+INLINE vu u_mul_wide(vu a, uint32_t b, vu *hi) {
+  __m512i factor = _mm512_set1_epi32((int)b);
+  __m512i even = _mm512_mul_epu32(a, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
+  *hi = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+  return _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+}
+
+INLINE __m256 low_half(vf a) { return _mm512_castps512_ps256(a); }
+INLINE __m256 high_half(vf a) { return _mm512_extractf32x8_ps(a, 1); }
+
+INLINE float v_max_across(vf a) {
+  __m256 m8 = _mm256_max_ps(low_half(a), high_half(a));
+  __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+  __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+  return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+INLINE float v_sum_across(vf a) {
+  __m256 s8 = _mm256_add_ps(low_half(a), high_half(a));
+  __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+  __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* The halving order over sixteen rows: i and i + 8 of two rows, i and i + 4 of four, i and i + 2 of eight,
+   neighbours of sixteen. Rows meet as 0 4 8 12, 1 5 9 13, ... so that the lanes come out in row order. */
+INLINE vf v_max_rows(const vf *r) {
+  vf two[8], four[4], eight[2];
+  for (int i = 0; i < 8; i++) {
+    int a = i % 4 + 8 * (i / 4), b = a + 4;
+    two[i] = _mm512_max_ps(_mm512_shuffle_f32x4(r[a], r[b], 0x44), _mm512_shuffle_f32x4(r[a], r[b], 0xEE));
+  }
+  for (int i = 0; i < 4; i++) {
+    four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(two[i], two[i + 4], 0x88),
+                            _mm512_shuffle_f32x4(two[i], two[i + 4], 0xDD));
+  }
+  for (int i = 0; i < 2; i++) {
+    eight[i] = _mm512_max_ps(_mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0x44),
+                             _mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0xEE));
+  }
+  return _mm512_max_ps(_mm512_shuffle_ps(eight[0], eight[1], 0x88), _mm512_shuffle_ps(eight[0], eight[1], 0xDD));
+}
+
+/* The sum of e * 2^43 and 2^52 in double has the rounded weight as its low mantissa bits. */
+INLINE __m512i weights8(__m256 e) {
+  const __m512d magic = _mm512_set1_pd(0x1p52);
+  __m512d d = _mm512_cvtps_pd(_mm256_mul_ps(e, _mm256_set1_ps(0x1p43f)));
+  return _mm512_xor_si512(_mm512_castpd_si512(_mm512_add_pd(d, magic)), _mm512_castpd_si512(magic));
+}
+INLINE vw w_zero(void) { return _mm512_setzero_si512(); }
+INLINE vw w_add(vw acc, vf e) {
+  return _mm512_add_epi64(acc, _mm512_add_epi64(weights8(low_half(e)), weights8(high_half(e))));
+}
+INLINE uint64_t w_total(vw acc) {
+  uint64_t part[8];
+  _mm512_storeu_si512(part, acc);
+  return part[0] + part[1] + part[2] + part[3] + part[4] + part[5] + part[6] + part[7];
+}
+INLINE void w_store(uint64_t *p, vf e) {
+  _mm512_storeu_si512(p, weights8(low_half(e)));
+  _mm512_storeu_si512(p + 8, weights8(high_half(e)));
+}

@@ -1,0 +1,145 @@
+/* The layer on aarch64 NEON: four 4-lane registers a vector. */
+#include <arm_neon.h>
+
+typedef struct {
+  float32x4_t q[4];
+} vf;
+typedef struct {
+  uint32x4_t q[4];
+} vu;
+typedef vu vm; /* lanes of all ones or all zeros */
+typedef uint64x2_t vw;
+
+#define QUARTERS(type, expr)      \
+  type r_;                        \
+  for (int i = 0; i < 4; i++) {   \
+    r_.q[i] = (expr);             \
+  }                               \
+  return r_
+
+INLINE vf v_set1(float a) { QUARTERS(vf, vdupq_n_f32(a)); }
+INLINE vf v_load(const float *p) { QUARTERS(vf, vld1q_f32(p + 4 * i)); }
+INLINE void v_store(float *p, vf a) {
+  for (int i = 0; i < 4; i++) {
+    vst1q_f32(p + 4 * i, a.q[i]);
+  }
+}
+INLINE vf v_load_n(const float *p, size_t n, float fill) {
+  float tail[LANES];
+  v_store(tail, v_set1(fill));
+  memcpy(tail, p, n * sizeof *p);
+  return v_load(tail);
+}
+INLINE void v_store_n(float *p, size_t n, vf a) {
+  float tail[LANES];
+  v_store(tail, a);
+  memcpy(p, tail, n * sizeof *p);
+}
+INLINE vf v_load_f16(const uint16_t *p) {
+  QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
+}
+INLINE vf v_load_bf16(const uint16_t *p) {
+  QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
+}
+
+INLINE vf v_add(vf a, vf b) { QUARTERS(vf, vaddq_f32(a.q[i], b.q[i])); }
+INLINE vf v_sub(vf a, vf b) { QUARTERS(vf, vsubq_f32(a.q[i], b.q[i])); }
+INLINE vf v_mul(vf a, vf b) { QUARTERS(vf, vmulq_f32(a.q[i], b.q[i])); }
+INLINE vf v_div(vf a, vf b) { QUARTERS(vf, vdivq_f32(a.q[i], b.q[i])); }
+/* vmaxq and vminq treat NaN and zeros otherwise than the contract */
+INLINE float32x4_t max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+INLINE float32x4_t min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+INLINE vf v_max(vf a, vf b) { QUARTERS(vf, max4(a.q[i], b.q[i])); }
+INLINE vf v_min(vf a, vf b) { QUARTERS(vf, min4(a.q[i], b.q[i])); }
+INLINE vf v_fma(vf a, vf b, vf c) { QUARTERS(vf, vfmaq_f32(c.q[i], a.q[i], b.q[i])); }
+
+INLINE vm v_gt(vf a, vf b) { QUARTERS(vm, vcgtq_f32(a.q[i], b.q[i])); }
+INLINE vm v_ge(vf a, vf b) { QUARTERS(vm, vcgeq_f32(a.q[i], b.q[i])); }
+INLINE vm v_eq(vf a, vf b) { QUARTERS(vm, vceqq_f32(a.q[i], b.q[i])); }
+INLINE vm v_unord(vf a, vf b) {
+  QUARTERS(vm, vmvnq_u32(vandq_u32(vceqq_f32(a.q[i], a.q[i]), vceqq_f32(b.q[i], b.q[i]))));
+}
+INLINE vm m_or(vm a, vm b) { QUARTERS(vm, vorrq_u32(a.q[i], b.q[i])); }
+INLINE vm m_and(vm a, vm b) { QUARTERS(vm, vandq_u32(a.q[i], b.q[i])); }
+static const uint32_t lane_bit[4] = {1, 2, 4, 8};
+INLINE unsigned m_bits(vm a) {
+  unsigned bits = 0;
+  for (int i = 0; i < 4; i++) {
+    bits |= vaddvq_u32(vandq_u32(a.q[i], vld1q_u32(lane_bit))) << 4 * i;
+  }
+  return bits;
+}
+INLINE vm m_of_bits(unsigned bits) { QUARTERS(vm, vtstq_u32(vdupq_n_u32(bits >> 4 * i), vld1q_u32(lane_bit))); }
+INLINE vf v_select(vm m, vf a, vf b) { QUARTERS(vf, vbslq_f32(m.q[i], a.q[i], b.q[i])); }
+INLINE vf v_keep(vm m, vf a) {
+  QUARTERS(vf, vreinterpretq_f32_u32(vandq_u32(m.q[i], vreinterpretq_u32_f32(a.q[i]))));
+}
+
+INLINE vu v_bits(vf a) { QUARTERS(vu, vreinterpretq_u32_f32(a.q[i])); }
+INLINE vf v_of_bits(vu a) { QUARTERS(vf, vreinterpretq_f32_u32(a.q[i])); }
+INLINE vu u_set1(uint32_t a) { QUARTERS(vu, vdupq_n_u32(a)); }
+INLINE vu u_load(const uint32_t *p) { QUARTERS(vu, vld1q_u32(p + 4 * i)); }
+INLINE void u_store(uint32_t *p, vu a) {
+  for (int i = 0; i < 4; i++) {
+    vst1q_u32(p + 4 * i, a.q[i]);
+  }
+}
+INLINE vu u_add(vu a, vu b) { QUARTERS(vu, vaddq_u32(a.q[i], b.q[i])); }
+INLINE vu u_xor(vu a, vu b) { QUARTERS(vu, veorq_u32(a.q[i], b.q[i])); }
+INLINE vu u_shl(vu a, int c) { QUARTERS(vu, vshlq_u32(a.q[i], vdupq_n_s32(c))); }
+INLINE vu u_shr(vu a, int c) { QUARTERS(vu, vshlq_u32(a.q[i], vdupq_n_s32(-c))); }
+INLINE vm u_eq(vu a, vu b) { QUARTERS(vm, vceqq_u32(a.q[i], b.q[i])); }
+INLINE vu u_mul_wide(vu a, uint32_t b, vu *hi) {
+  vu lo;
+  for (int i = 0; i < 4; i++) {
+    uint32x4_t front = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a.q[i]), b));
+    uint32x4_t back = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a.q[i]), b));
+    lo.q[i] = vuzp1q_u32(front, back);
+    hi->q[i] = vuzp2q_u32(front, back);
+  }
+  return lo;
+}
+
+/* lanes i and i + 8, then i and i + 4: four lanes are left */
+INLINE float32x4_t max_to_four(vf a) { return max4(max4(a.q[0], a.q[2]), max4(a.q[1], a.q[3])); }
+INLINE float v_max_across(vf a) {
+  float32x4_t m4 = max_to_four(a), m2 = max4(m4, vextq_f32(m4, m4, 2));
+  return vgetq_lane_f32(max4(m2, vextq_f32(m2, m2, 1)), 0);
+}
+INLINE float v_sum_across(vf a) {
+  float32x4_t s4 = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+  float32x4_t s2 = vaddq_f32(s4, vextq_f32(s4, s4, 2));
+  return vgetq_lane_f32(vaddq_f32(s2, vextq_f32(s2, s2, 1)), 0);
+}
+INLINE float32x4_t max_pair(float32x4_t a, float32x4_t b) { /* a0 a1 b0 b1 against a2 a3 b2 b3 */
+  return max4(vcombine_f32(vget_low_f32(a), vget_low_f32(b)), vcombine_f32(vget_high_f32(a), vget_high_f32(b)));
+}
+INLINE float32x4_t max_rows4(const vf *r) {
+  float32x4_t a = max_pair(max_to_four(r[0]), max_to_four(r[1]));
+  float32x4_t b = max_pair(max_to_four(r[2]), max_to_four(r[3]));
+  return max4(vuzp1q_f32(a, b), vuzp2q_f32(a, b));
+}
+INLINE vf v_max_rows(const vf *r) { QUARTERS(vf, max_rows4(r + 4 * i)); }
+
+/* The sum of e * 2^43 and 2^52 in double has the rounded weight as its low mantissa bits. */
+INLINE uint64x2_t weights2(float64x2_t d) {
+  const float64x2_t magic = vdupq_n_f64(0x1p52);
+  return veorq_u64(vreinterpretq_u64_f64(vaddq_f64(d, magic)), vreinterpretq_u64_f64(magic));
+}
+INLINE vw w_zero(void) { return vdupq_n_u64(0); }
+INLINE vw w_add(vw acc, vf e) {
+  for (int i = 0; i < 4; i++) {
+    float32x4_t scaled = vmulq_n_f32(e.q[i], 0x1p43f);
+    acc = vaddq_u64(acc, weights2(vcvt_f64_f32(vget_low_f32(scaled))));
+    acc = vaddq_u64(acc, weights2(vcvt_high_f64_f32(scaled)));
+  }
+  return acc;
+}
+INLINE uint64_t w_total(vw acc) { return vgetq_lane_u64(acc, 0) + vgetq_lane_u64(acc, 1); }
+INLINE void w_store(uint64_t *p, vf e) {
+  for (int i = 0; i < 4; i++) {
+    float32x4_t scaled = vmulq_n_f32(e.q[i], 0x1p43f);
+    vst1q_u64(p + 4 * i, weights2(vcvt_f64_f32(vget_low_f32(scaled))));
+    vst1q_u64(p + 4 * i + 2, weights2(vcvt_high_f64_f32(scaled)));
+  }
+}

@@ -1,0 +1,159 @@
+/* The layer in portable C: a loop of 16. It is the reference the other spellings must equal bit for bit.
+
+   Its words stay functions: inlined, sixteen unrolled lanes of each take minutes to compile. */
+#define WORD static __attribute__((noinline, unused))
+
+typedef struct {
+  float f[LANES];
+} vf;
+typedef struct {
+  uint32_t u[LANES];
+} vu;
+typedef struct {
+  uint32_t m[LANES]; /* 0 or ~0 */
+} vm;
+typedef uint64_t vw;
+
+#define EACH(type, field, expr)       \
+  type r_;                            \
+  for (int i = 0; i < LANES; i++) {   \
+    r_.field[i] = (expr);             \
+  }                                   \
+  return r_
+
+INLINE float bits_to_float(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+INLINE uint32_t float_to_bits(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+
+/* A fused multiply-add without the hardware: the product is exact in double, the sum is rounded to odd
+   there (Boldo & Melquiond, IEEE TC 2008), so the one rounding to float that follows is the right one. */
+INLINE float fma1(float a, float b, float c) {
+#ifdef __FP_FAST_FMAF
+  return __builtin_fmaf(a, b, c);
+#else
+  double p = (double)a * (double)b, d = (double)c, s = p + d;
+  double t = s - p, error = (p - (s - t)) + (d - t);
+  uint64_t u;
+  memcpy(&u, &s, 8);
+  uint64_t inexact = (uint64_t)(error != 0.0) & (uint64_t)(error == error) & ~u & 1u;
+  uint64_t away = (uint64_t)((error > 0.0) == (s > 0.0));
+  u += inexact * (2 * away - 1);
+  memcpy(&s, &u, 8);
+  return (float)s;
+#endif
+}
+
+INLINE float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
+  if (rest >= 0x7c00u) { /* inf and NaN; a signalling NaN becomes quiet, as the hardware makes it */
+    return bits_to_float(sign | 0x7f800000u | (rest << 13 & 0x7fffffu) | (rest > 0x7c00u ? 0x400000u : 0));
+  }
+  float magnitude = bits_to_float(rest << 13) * 0x1p112f; /* exact, subnormals too */
+  return bits_to_float(sign | float_to_bits(magnitude));
+}
+
+WORD vf v_set1(float a) { EACH(vf, f, a); }
+WORD vf v_load(const float *p) {
+  vf r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
+WORD vf v_load_n(const float *p, size_t n, float fill) {
+  vf r = v_set1(fill);
+  memcpy(&r, p, n * sizeof *p);
+  return r;
+}
+INLINE void v_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
+INLINE void v_store_n(float *p, size_t n, vf a) { memcpy(p, &a, n * sizeof *p); }
+WORD vf v_load_f16(const uint16_t *p) { EACH(vf, f, half_to_float(p[i])); }
+WORD vf v_load_bf16(const uint16_t *p) { EACH(vf, f, bits_to_float((uint32_t)p[i] << 16)); }
+
+WORD vf v_add(vf a, vf b) { EACH(vf, f, a.f[i] + b.f[i]); }
+WORD vf v_sub(vf a, vf b) { EACH(vf, f, a.f[i] - b.f[i]); }
+WORD vf v_mul(vf a, vf b) { EACH(vf, f, a.f[i] * b.f[i]); }
+WORD vf v_div(vf a, vf b) { EACH(vf, f, a.f[i] / b.f[i]); }
+WORD vf v_max(vf a, vf b) { EACH(vf, f, a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
+WORD vf v_min(vf a, vf b) { EACH(vf, f, a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
+WORD vf v_fma(vf a, vf b, vf c) { EACH(vf, f, fma1(a.f[i], b.f[i], c.f[i])); }
+
+WORD vm v_gt(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] > b.f[i])); }
+WORD vm v_ge(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] >= b.f[i])); }
+WORD vm v_eq(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] == b.f[i])); }
+WORD vm v_unord(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] != a.f[i] || b.f[i] != b.f[i])); }
+WORD vm m_or(vm a, vm b) { EACH(vm, m, a.m[i] | b.m[i]); }
+WORD vm m_and(vm a, vm b) { EACH(vm, m, a.m[i] & b.m[i]); }
+WORD vm m_of_bits(unsigned bits) { EACH(vm, m, 0u - (bits >> i & 1u)); }
+WORD unsigned m_bits(vm a) {
+  unsigned bits = 0;
+  for (int i = 0; i < LANES; i++) {
+    bits |= (a.m[i] & 1u) << i;
+  }
+  return bits;
+}
+WORD vf v_select(vm m, vf a, vf b) { EACH(vf, f, m.m[i] ? a.f[i] : b.f[i]); }
+WORD vf v_keep(vm m, vf a) { EACH(vf, f, bits_to_float(m.m[i] & float_to_bits(a.f[i]))); }
+
+WORD vu v_bits(vf a) { EACH(vu, u, float_to_bits(a.f[i])); }
+WORD vf v_of_bits(vu a) { EACH(vf, f, bits_to_float(a.u[i])); }
+WORD vu u_set1(uint32_t a) { EACH(vu, u, a); }
+WORD vu u_load(const uint32_t *p) { EACH(vu, u, p[i]); }
+INLINE void u_store(uint32_t *p, vu a) { memcpy(p, &a, sizeof a); }
+WORD vu u_add(vu a, vu b) { EACH(vu, u, a.u[i] + b.u[i]); }
+WORD vu u_xor(vu a, vu b) { EACH(vu, u, a.u[i] ^ b.u[i]); }
+WORD vu u_shl(vu a, int c) { EACH(vu, u, a.u[i] << c); }
+WORD vu u_shr(vu a, int c) { EACH(vu, u, a.u[i] >> c); }
+WORD vm u_eq(vu a, vu b) { EACH(vm, m, 0u - (uint32_t)(a.u[i] == b.u[i])); }
+WORD vu u_mul_wide(vu a, uint32_t b, vu *hi) {
+  vu lo;
+  for (int i = 0; i < LANES; i++) {
+    uint64_t product = (uint64_t)a.u[i] * b;
+    lo.u[i] = (uint32_t)product;
+    hi->u[i] = (uint32_t)(product >> 32);
+  }
+  return lo;
+}
+
+WORD float v_max_across(vf a) {
+  for (int half = LANES / 2; half; half /= 2) {
+    for (int i = 0; i < half; i++) {
+      a.f[i] = a.f[i] > a.f[i + half] ? a.f[i] : a.f[i + half];
+    }
+  }
+  return a.f[0];
+}
+WORD float v_sum_across(vf a) {
+  for (int half = LANES / 2; half; half /= 2) {
+    for (int i = 0; i < half; i++) {
+      a.f[i] = a.f[i] + a.f[i + half];
+    }
+  }
+  return a.f[0];
+}
+WORD vf v_max_rows(const vf *r) { EACH(vf, f, v_max_across(r[i])); }
+
+INLINE uint64_t weight1(float e) {
+  double d = (double)e * 0x1p43 + 0x1p52; /* the addition rounds half to even to an integer */
+  uint64_t u;
+  memcpy(&u, &d, 8);
+  return u & 0xfffffffffffffu;
+}
+INLINE vw w_zero(void) { return 0; }
+WORD vw w_add(vw acc, vf e) {
+  for (int i = 0; i < LANES; i++) {
+    acc += weight1(e.f[i]);
+  }
+  return acc;
+}
+INLINE uint64_t w_total(vw acc) { return acc; }
+WORD void w_store(uint64_t *p, vf e) {
+  for (int i = 0; i < LANES; i++) {
+    p[i] = weight1(e.f[i]);
+  }
+}

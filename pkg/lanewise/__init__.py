@@ -1,0 +1,22 @@
+"""From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
+
+from ._dispatch import use
+from .errors import InvalidLogitsError
+from .params import SamplingParams, Stream
+from .sampling import Support, argmax, log_softmax, logsumexp, sample, scale, softmax, top_k
+
+__version__ = "0.1.0"
+__all__ = [
+    "InvalidLogitsError",
+    "SamplingParams",
+    "Stream",
+    "Support",
+    "argmax",
+    "log_softmax",
+    "logsumexp",
+    "sample",
+    "scale",
+    "softmax",
+    "top_k",
+    "use",
+]

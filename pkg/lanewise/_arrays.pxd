@@ -1,0 +1,15 @@
+# The one input layer: whatever the user has becomes (pointer, dtype, strides, shape), once, for every wrapper.
+from libc.stdint cimport int64_t
+
+
+cdef struct rows_t:
+    void *ptr
+    int64_t rows, cols, stride  # stride in bytes from row to row, any sign; 0 for a single row
+    int64_t dtype               # DTYPE_*
+    bint single                 # the user's array had one axis
+
+
+# Fills `r` for logits named `name` and returns the array that owns the memory: keep it while `r` is used.
+cdef object logits_rows(object x, rows_t *r, str name)
+
+cpdef object as_array(object x, str name)

@@ -1,0 +1,58 @@
+# The table of operations, for Cython. Members are declared as csrc/ops.h has them; the C compiler checks them.
+from libc.stdint cimport int64_t, uint64_t
+
+
+cdef extern from "ops.h":
+    enum:
+        OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample
+        OP_exp32, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
+        OP_read_max, OP_read_exp, OP_copy
+        OP_COUNT
+
+    enum:
+        DTYPE_F32, DTYPE_F16, DTYPE_BF16
+
+    struct span:
+        void *ptr
+        int64_t bytes
+
+    struct row_args:
+        span x, out, temperature
+        int64_t rows, cols, dtype
+        int64_t x_stride, out_stride, temperature_step
+
+    struct top_k_args:
+        span x, values, ids, status
+        int64_t rows, cols, dtype
+        int64_t x_stride, k, width, ties_all, force_exact
+
+    struct sample_params:
+        double temperature, top_p, min_p, u
+        double repetition_penalty, frequency_penalty, presence_penalty
+        int64_t top_k, min_keep
+        uint64_t seed, key, step
+
+    enum:
+        STEP_TEMPERATURE, STEP_TOP_K, STEP_TOP_P, STEP_MIN_P, STEP_LIMIT
+        MASK_NONE, MASK_BOOL, MASK_BITS
+        SAMPLE_MAX_VOCAB
+
+    struct sample_args:
+        span x, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        span tokens, status
+        span support_ids, support_logprobs, support_offsets
+        int64_t rows, cols, dtype
+        int64_t x_stride, mask_kind, mask_stride, mask_width
+        int64_t bias_dense, bias_stride, has_u, ties_all, force_exact
+        int64_t steps[8]
+
+    struct noise_args:
+        span out
+        int64_t rows, cols, first, domain
+        uint64_t seed, key, step
+
+
+# Runs `op` on the ISA it is bound to, without the GIL. args is the operation's struct.
+cdef int run(int op, const void *args, int64_t cols) except -1

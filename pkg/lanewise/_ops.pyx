@@ -1,0 +1,194 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The table of operations: which are compiled, which may run here, which is bound, and how one is run."""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.string cimport memcpy
+
+
+cdef extern from "ops.h":
+    ctypedef void (*lanewise_kernel)(const void *, void *) noexcept nogil
+    size_t lanewise_scratch_bytes(int64_t cols) nogil
+    struct isa_table:
+        const char *name
+        lanewise_kernel kernels[1]  # OP_COUNT
+
+
+cdef extern from "host.h":
+    const isa_table *const lanewise_tables[1]  # ended by NULL
+    struct x86_registers:
+        unsigned int max_leaf, leaf1_eax, leaf1_ecx, leaf7_ebx
+        uint64_t xcr0
+    int lanewise_x86_allows(const char *isa, const x86_registers *registers) nogil
+    int lanewise_machine_allows(const char *isa) nogil
+    void lanewise_cpu_signature(uint64_t *out) nogil
+    void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch) noexcept nogil
+    void *lanewise_scratch(size_t bytes) nogil
+    void lanewise_time(lanewise_kernel kernel, const void *args, void *scratch, int64_t repeats, int64_t *out) noexcept nogil
+
+
+cdef extern from *:
+    """
+    static const char *const operation_names[] = {
+    #define KERNEL(group, name, args) #group, #name,
+    #include "kernels.def"
+    #undef KERNEL
+    };
+    static const size_t span_counts[] = { /* spans come first in every args struct, `rows` right after them */
+    #define KERNEL(group, name, args) offsetof(struct args, rows) / sizeof(struct span),
+    #include "kernels.def"
+    #undef KERNEL
+    };
+    static const size_t args_sizes[] = {
+    #define KERNEL(group, name, args) sizeof(struct args),
+    #include "kernels.def"
+    #undef KERNEL
+    };
+    """
+    const char *const operation_names[1]
+    const size_t span_counts[1]
+    const size_t args_sizes[1]
+
+
+cdef lanewise_kernel bound[OP_COUNT]
+cdef bint ready = False
+cdef object resolve = None   # _dispatch.resolve, called before the first operation runs
+cdef object recorder = None  # a test's hook: called with every call's memory, before and after
+
+NAMES = tuple(operation_names[2 * i + 1].decode() for i in range(OP_COUNT))
+GROUPS = {operation_names[2 * i + 1].decode(): operation_names[2 * i].decode() for i in range(OP_COUNT)}
+_isa_of = [""] * OP_COUNT
+
+
+cdef const isa_table *table(str isa) except NULL:
+    cdef int i = 0
+    while lanewise_tables[i] != NULL:
+        if lanewise_tables[i].name.decode() == isa:
+            return lanewise_tables[i]
+        i += 1
+    raise KeyError(isa)
+
+
+def compiled():
+    """Names of the ISAs in this build, best first."""
+    cdef int i = 0
+    names = []
+    while lanewise_tables[i] != NULL:
+        names.append(lanewise_tables[i].name.decode())
+        i += 1
+    return tuple(names)
+
+
+def allowed(str isa):
+    """Whether CPU and operating system can run `isa`, by C's own look at the registers."""
+    return bool(lanewise_machine_allows(isa.encode()))
+
+
+def x86_allows(str isa, *, unsigned int max_leaf, unsigned int leaf1_ecx, unsigned int leaf7_ebx, uint64_t xcr0):
+    """The same question for register values a test makes up."""
+    cdef x86_registers r
+    r.max_leaf, r.leaf1_eax, r.leaf1_ecx, r.leaf7_ebx, r.xcr0 = max_leaf, 0, leaf1_ecx, leaf7_ebx, xcr0
+    return bool(lanewise_x86_allows(isa.encode(), &r))
+
+
+def cpu_signature():
+    """Equal strings, equal answers of allowed()."""
+    cdef uint64_t s[4]
+    lanewise_cpu_signature(s)
+    return "-".join(f"{s[i]:x}" for i in range(4))
+
+
+def bind(str op, str isa):
+    """Binds one operation to one ISA's kernel. The caller has made sure that the ISA may run."""
+    global ready
+    cdef int i = NAMES.index(op)
+    bound[i] = table(isa).kernels[i]
+    _isa_of[i] = isa
+    ready = all(_isa_of)
+
+
+def bindings():
+    """{operation: isa} as bound now; "" where nothing is."""
+    return dict(zip(NAMES, _isa_of))
+
+
+def set_resolver(callable_):
+    """What to call when an operation is run and nothing is bound yet."""
+    global resolve
+    resolve = callable_
+
+
+def set_recorder(callable_):
+    """Test hook: callable_(operation, args, [memory before], [memory after]) for every run; None ends it."""
+    global recorder
+    recorder = callable_
+
+
+cdef list memory(int op, const void *args):
+    cdef const span *spans = <const span *>args
+    return [PyBytes_FromStringAndSize(<char *>spans[i].ptr, spans[i].bytes) if spans[i].ptr else None
+            for i in range(<int>span_counts[op])]
+
+
+cdef int run(int op, const void *args, int64_t cols) except -1:
+    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(cols))
+    if scratch == NULL:
+        raise MemoryError(f"no memory for the scratch of {cols} columns")
+    if not ready:
+        resolve()
+    if recorder is not None:
+        before = memory(op, args)
+    with nogil:
+        lanewise_run(bound[op], args, scratch)
+    if recorder is not None:
+        recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
+    return 0
+
+
+cdef span span_of(object array):
+    cdef span s
+    s.ptr = <void *><size_t>array.ctypes.data
+    s.bytes = array.nbytes
+    return s
+
+
+def run_rows(str op, x, out, int64_t dtype=DTYPE_F32, double temperature=1.0, int64_t repeats=0):
+    """Tests and benches: an operation of `row_args` on C-contiguous arrays, rows in the first axis.
+
+    With repeats, runs it that often and returns the nanoseconds of each run, timed in C.
+    """
+    import numpy
+    cdef row_args a
+    cdef int i = NAMES.index(op)
+    rows = x.shape[0] if x.ndim == 2 else 1
+    cols = x.shape[x.ndim - 1]
+    t = numpy.array([temperature])
+    a.x, a.out, a.temperature = span_of(x), span_of(out), span_of(t)
+    a.rows, a.cols, a.dtype = rows, cols, dtype
+    a.x_stride, a.out_stride, a.temperature_step = x.nbytes // max(rows, 1), out.nbytes // max(rows, 1), 0
+    return timed(i, &a, cols, repeats)
+
+
+def run_noise(str op, out, int64_t first, int64_t domain, uint64_t seed, uint64_t key, uint64_t step):
+    """Tests: `philox` into uint64, `gumbel` into float64."""
+    cdef noise_args a
+    cdef int i = NAMES.index(op)
+    a.out = span_of(out)
+    a.rows, a.cols, a.first, a.domain = 1, out.size, first, domain
+    a.seed, a.key, a.step = seed, key, step
+    run(i, &a, out.size)
+
+
+cdef object timed(int op, const void *args, int64_t cols, int64_t repeats):
+    import numpy
+    if not repeats:
+        run(op, args, cols)
+        return None
+    if not ready:
+        resolve()
+    ns = numpy.empty(repeats, numpy.int64)
+    cdef int64_t *out = <int64_t *><size_t>ns.ctypes.data
+    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(cols))
+    if scratch == NULL:
+        raise MemoryError(f"no memory for the scratch of {cols} columns")
+    with nogil:
+        lanewise_time(bound[op], args, scratch, repeats, out)
+    return ns

@@ -1,0 +1,613 @@
+# cython: language_level=3, freethreading_compatible=True
+"""Logits to tokens. Thin: checks, fills an args struct, runs one kernel for the whole batch."""
+cimport numpy as cnp
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
+from cpython.long cimport PyLong_Check
+from libc.float cimport DBL_MAX, FLT_MAX, FLT_MIN
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lanewise._arrays cimport as_array, logits_rows, rows_t
+from lanewise._ops cimport *
+from lanewise.errors import InvalidLogitsError
+from lanewise.params import SamplingParams, Stream
+
+cnp.import_array()
+
+cdef int64_t force_exact = 0
+
+
+def set_force_exact(bint on):
+    """Test hook: operations that have a fast path take the exact one."""
+    global force_exact
+    force_exact = on
+
+
+# ---- arrays out ----
+
+cdef inline span whole(cnp.ndarray a):
+    cdef span s
+    s.ptr, s.bytes = cnp.PyArray_DATA(a), cnp.PyArray_NBYTES(a)
+    return s
+
+
+cdef inline span rows_span(rows_t *r):
+    cdef span s
+    cdef int64_t width = r.cols * (4 if r.dtype == DTYPE_F32 else 2)
+    s.ptr, s.bytes = r.ptr, (r.rows - 1) * abs(r.stride) + width if r.rows else 0
+    return s
+
+
+cdef object check_out(object out, tuple shape, object dtype, str name):
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(out).__name__}")
+    if out.dtype != dtype or not out.dtype.isnative:
+        raise TypeError(f"{name} must be {np.dtype(dtype)}, got {out.dtype}")
+    if out.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {out.shape}")
+    if not out.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    return out
+
+
+# Where a kernel may write rows of float32: out itself, unless its elements are not adjacent or it overlaps the input
+# otherwise than as the same rows. Then an array of its own, to be copied to out afterwards.
+cdef cnp.ndarray target(cnp.ndarray out, rows_t *r):
+    cdef int axis = cnp.PyArray_NDIM(out) - 1
+    cdef int64_t stride = cnp.PyArray_STRIDE(out, 0) if axis else 0
+    cdef char *x = <char *>r.ptr
+    cdef char *y = <char *>cnp.PyArray_DATA(out)
+    cdef int64_t x_size = r.cols * (4 if r.dtype == DTYPE_F32 else 2), y_size = cnp.PyArray_DIM(out, axis) * 4
+    cdef int64_t x_reach = (r.rows - 1) * r.stride, y_reach = (r.rows - 1) * stride
+    if cnp.PyArray_STRIDE(out, axis) != 4 and cnp.PyArray_DIM(out, axis) > 1 or not cnp.PyArray_ISALIGNED(out):
+        return np.empty_like(out, order="C", subok=False)
+    if x == y and r.dtype == DTYPE_F32 and (stride == r.stride or r.rows == 1) and abs(stride) >= (x_size if axis else 0):
+        return out
+    if (x + min(x_reach, 0) < y + max(y_reach, 0) + y_size) and (y + min(y_reach, 0) < x + max(x_reach, 0) + x_size):
+        return np.empty_like(out, order="C", subok=False)
+    return out
+
+
+# ---- numbers, one for all rows or one a row ----
+
+cdef double number(object value, str name, double low, double high) except? -1:
+    cdef double v
+    try:
+        v = value
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not low <= v <= high:
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value}")
+    return v
+
+
+cdef bint is_scalar(object value):
+    return (PyFloat_Check(value) or PyLong_Check(value) or isinstance(value, (np.number, np.bool_))
+            or getattr(value, "ndim", None) == 0)
+
+
+cdef list per_row(object value, str name, int64_t rows):
+    cdef list values = list(value) if isinstance(value, (list, tuple)) else as_array(value, name).tolist()
+    if len(values) != rows:
+        raise ValueError(f"{name} must be one value or one a row: {rows} rows, got {len(values)} values")
+    return values
+
+
+# Writes value to a double that recurs every `step` bytes, rows times.
+cdef int fill_doubles(char *to, int64_t step, int64_t rows, object value, str name, double low, double high) except -1:
+    cdef int64_t i
+    cdef double v
+    if is_scalar(value):
+        v = number(value, name, low, high)
+        for i in range(rows):
+            (<double *>(to + i * step))[0] = v
+        return 0
+    for i, item in enumerate(per_row(value, name, rows)):
+        (<double *>(to + i * step))[0] = number(item, f"{name}[{i}]", low, high)
+    return 0
+
+
+cdef object integer(object value, str name, object low, object high):
+    try:
+        v = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if not low <= v <= high:
+        raise ValueError(f"{name} must be in [{low}, {high}], got {v}")
+    return v
+
+
+cdef int fill_integers(char *to, int64_t step, int64_t rows, object value, str name, object low, object high) except -1:
+    cdef int64_t i
+    cdef uint64_t bits
+    if is_scalar(value):
+        bits = integer(value, name, low, high) & 0xffffffffffffffff
+        for i in range(rows):
+            (<uint64_t *>(to + i * step))[0] = bits
+        return 0
+    for i, item in enumerate(per_row(value, name, rows)):
+        (<uint64_t *>(to + i * step))[0] = integer(item, f"{name}[{i}]", low, high) & 0xffffffffffffffff
+    return 0
+
+
+# ---- softmax and its kin ----
+
+cdef object map_rows(int op, object x, object temperature, object axis, object out, double low):
+    cdef rows_t r
+    cdef row_args a
+    cdef double one
+    cdef cnp.ndarray result, written
+    cdef bint reduces = op == OP_logsumexp
+    cdef tuple shape
+    if axis != -1 or not isinstance(x, np.ndarray) or x.ndim > 2:
+        x = as_array(x, "logits")
+        if axis != -1 or x.ndim > 2:
+            return map_axis(op, x, temperature, axis, out, low)
+    owner = logits_rows(x, &r, "logits")
+    if PyFloat_Check(temperature) and PyFloat_AS_DOUBLE(temperature) == 1.0:
+        one = 1.0
+        a.temperature_step = 0
+        a.temperature.ptr, a.temperature.bytes = &one, sizeof(double)
+    elif is_scalar(temperature):
+        one = number(temperature, "temperature", low, DBL_MAX)
+        a.temperature_step = 0
+        a.temperature.ptr, a.temperature.bytes = &one, sizeof(double)
+    else:
+        temperatures = np.empty(r.rows, np.float64)
+        a.temperature = whole(temperatures)
+        a.temperature_step = 1
+        fill_doubles(<char *>a.temperature.ptr, sizeof(double), r.rows, temperature, "temperature", low, DBL_MAX)
+    shape = () if r.single else (r.rows,)
+    if not reduces:
+        shape += (r.cols,)
+    result = np.empty(shape, np.float32) if out is None else check_out(out, shape, np.float32, "out")
+    if reduces:
+        written = np.empty(shape, np.float32) if out is not None else result
+        a.out_stride = 4
+    else:
+        written = result if out is None else target(result, &r)
+        a.out_stride = 0 if r.single else cnp.PyArray_STRIDE(written, 0)
+    a.x, a.out = rows_span(&r), whole(written)
+    a.rows, a.cols, a.dtype, a.x_stride = r.rows, r.cols, r.dtype, r.stride
+    run(op, &a, r.cols)
+    if written is not result:
+        result[...] = written
+    return result[()] if out is None and reduces and r.single else result
+
+
+# Any axis of any number of axes: the axis is moved last and the others are made rows.
+cdef object map_axis(int op, object x, object temperature, object axis, object out, double low):
+    if x.ndim == 0:
+        raise ValueError("logits must have at least one axis, got a number")
+    at = operator.index(axis)
+    if not -x.ndim <= at < x.ndim:
+        raise ValueError(f"axis must be in [{-x.ndim}, {x.ndim - 1}] for logits of shape {x.shape}, got {at}")
+    if x.ndim != 2 and not is_scalar(temperature):
+        raise ValueError(f"temperature must be one value for logits of shape {x.shape}")
+    moved = np.moveaxis(x, at, -1)
+    rows = moved.reshape(-1, moved.shape[-1]) if x.ndim != 1 else moved
+    y = map_rows(op, rows, temperature, -1, None, low)
+    y = np.moveaxis(y.reshape(moved.shape), -1, at) if op != OP_logsumexp else np.reshape(y, moved.shape[:-1])
+    if out is None:
+        return y[()] if y.ndim == 0 else y
+    check_out(out, y.shape, np.float32, "out")[...] = y
+    return out
+
+
+def softmax(logits, *, temperature=1.0, axis=-1, out=None):
+    """exp(logits / temperature), normalised along `axis`, as float32.
+
+    logits: (V,), (B, V) or more axes; float32, float16, bfloat16, or float64 cast to float32. temperature: one value
+    or one a row; 0 puts all mass on the first maximum. out: float32 of the same shape; may be logits itself.
+    A row with a NaN or +inf, or all -inf, is all NaN. Raises ValueError, TypeError.
+    Online softmax by blocks: Milakov & Gimelshein, arXiv 1805.02867.
+
+    >>> lanewise.softmax(np.float32([0.0, 0.0]))
+    array([0.5, 0.5], dtype=float32)
+    """
+    return map_rows(OP_softmax, logits, temperature, axis, out, 0.0)
+
+
+def log_softmax(logits, *, temperature=1.0, axis=-1, out=None):
+    """Natural logarithm of softmax, as float32. Arguments and errors as in softmax.
+
+    >>> lanewise.log_softmax(np.float32([0.0, 0.0]))
+    array([-0.6931472, -0.6931472], dtype=float32)
+    """
+    return map_rows(OP_log_softmax, logits, temperature, axis, out, 0.0)
+
+
+def logsumexp(logits, *, temperature=1.0, axis=-1, out=None):
+    """log(sum(exp(logits / temperature))) along `axis`, as float32; that axis is gone from the shape.
+
+    A row of -inf gives -inf, one with +inf gives +inf, one with a NaN gives NaN. temperature must be at least 1e-30.
+    Raises ValueError, TypeError.
+
+    >>> lanewise.logsumexp(np.float32([-np.inf, 10.0, -np.inf]))
+    np.float32(10.0)
+    """
+    return map_rows(OP_logsumexp, logits, temperature, axis, out, 1e-30)
+
+
+def scale(logits, temperature, *, axis=-1, out=None):
+    """logits / temperature in float32, the division IEEE's. temperature must be at least 1e-30.
+
+    Shapes, dtypes, out and errors as in softmax.
+
+    >>> lanewise.scale(np.float32([1.0, 3.0]), 2.0)
+    array([0.5, 1.5], dtype=float32)
+    """
+    return map_rows(OP_scale, logits, temperature, axis, out, 1e-30)
+
+
+# ---- choosing ----
+
+cdef object choose(object tokens, bint single, object on_invalid):
+    if on_invalid == "raise":
+        if single:
+            if tokens[0] < 0:
+                raise InvalidLogitsError([0], -1)
+        elif tokens.size and tokens.min() < 0:
+            raise InvalidLogitsError(np.flatnonzero(tokens < 0).tolist(), tokens)
+    return int(tokens[0]) if single else tokens
+
+
+cdef int check_on_invalid(object on_invalid) except -1:
+    if on_invalid != "raise" and on_invalid != "mark":
+        raise ValueError(f"on_invalid must be 'raise' or 'mark', got {on_invalid!r}")
+    return 0
+
+
+cdef object tokens_out(object out, rows_t *r):
+    if out is None:
+        return np.empty(r.rows, np.int64)
+    if r.single:
+        raise ValueError("out is for (B, V) logits; (V,) gives an int")
+    check_out(out, (r.rows,), np.int64, "out")
+    return out if out.flags.c_contiguous and out.flags.aligned else np.empty(r.rows, np.int64)
+
+
+def argmax(logits, *, on_invalid="raise", out=None):
+    """The first of the largest logits: an int for (V,), int64 (B,) for (B, V).
+
+    A row with a NaN or +inf, or all -inf, is InvalidLogitsError, or -1 with on_invalid="mark".
+    Raises ValueError, TypeError.
+
+    >>> lanewise.argmax(np.float32([1.0, 3.0, 3.0]))
+    1
+    """
+    cdef rows_t r
+    cdef top_k_args a
+    check_on_invalid(on_invalid)
+    owner = logits_rows(logits, &r, "logits")
+    tokens = tokens_out(out, &r)
+    status = np.empty(r.rows, np.int64)
+    memset(&a, 0, sizeof(a))
+    a.x, a.ids, a.status = rows_span(&r), whole(tokens), whole(status)
+    a.rows, a.cols, a.dtype, a.x_stride, a.k, a.width = r.rows, r.cols, r.dtype, r.stride, 1, 1
+    run(OP_argmax, &a, r.cols)
+    if out is not None and tokens is not out:
+        out[...] = tokens
+    return choose(tokens if out is None else out, r.single, on_invalid)
+
+
+def top_k(logits, k, *, ties="lowest", out=None):
+    """The k largest logits, descending, equal ones by ascending id: (values float32, ids int64), (k,) or (B, k).
+
+    ties="all" also gives whatever equals the k-th value; rows with fewer such end in (-inf, -1). -inf and +inf are
+    values like others; a row with a NaN has no order and is InvalidLogitsError. out: (values, ids).
+    Raises ValueError, TypeError.
+
+    >>> values, ids = lanewise.top_k(np.float32([1.0, 5.0, 3.0, 5.0]), 2)
+    >>> values.tolist(), ids.tolist()
+    ([5.0, 5.0], [1, 3])
+    """
+    cdef rows_t r
+    cdef top_k_args a
+    cdef int64_t width
+    if ties != "lowest" and ties != "all":
+        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
+    owner = logits_rows(logits, &r, "logits")
+    width = integer(k, "k", 1, r.cols)
+    memset(&a, 0, sizeof(a))
+    a.x = rows_span(&r)
+    a.rows, a.cols, a.dtype, a.x_stride, a.k = r.rows, r.cols, r.dtype, r.stride, width
+    a.ties_all, a.force_exact = ties == "all", force_exact
+    while True:
+        values, ids, status = run_top_k(&a, width, out)
+        widest = int(status.max()) if r.rows else width
+        if widest <= width:
+            break
+        if out is not None:
+            raise ValueError(f"out holds {width} entries a row, but with ties='all' a row has {widest}")
+        width = widest
+    if r.rows and status.min() < 0:
+        raise InvalidLogitsError(np.flatnonzero(status < 0).tolist(), ids[0] if r.single else ids)
+    if out is not None:
+        out[0][...], out[1][...] = values.reshape(out[0].shape), ids.reshape(out[1].shape)
+        return out[0], out[1]
+    return (values[0], ids[0]) if r.single else (values, ids)
+
+
+cdef tuple run_top_k(top_k_args *a, int64_t width, object out):
+    values, ids = np.empty((a.rows, width), np.float32), np.empty((a.rows, width), np.int64)
+    status = np.empty(a.rows, np.int64)
+    a.width, a.values, a.ids, a.status = width, whole(values), whole(ids), whole(status)
+    run(OP_top_k, a, a.cols)
+    return values, ids, status
+
+
+# ---- sample ----
+
+class Support(NamedTuple):
+    """What truncation left of each row: row r has ids[indptr[r]:indptr[r + 1]], descending, with logprobs."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+    indptr: np.ndarray
+
+
+PRESETS = {  # the order of the steps, as each of these has it (docs/sampling.md)
+    "transformers": ("temperature", "top_k", "top_p", "min_p"),
+    "vllm": ("temperature", "min_p", "top_k", "top_p"),
+    "llama.cpp": ("top_k", "top_p", "min_p", "temperature"),
+    "mlx-lm": ("top_p", "min_p", "top_k", "temperature"),
+}
+_STEPS = {"temperature": STEP_TEMPERATURE, "top_k": STEP_TOP_K, "top_p": STEP_TOP_P, "min_p": STEP_MIN_P}
+
+
+cdef int fill_steps(int64_t *steps, object preset) except -1:
+    names = PRESETS.get(preset) if isinstance(preset, str) else tuple(preset)
+    if names is None:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)} or a sequence of steps, got {preset!r}")
+    if "temperature" not in names or len(set(names)) != len(names) or not set(names) <= set(_STEPS):
+        raise ValueError(f"preset must name 'temperature' and any of 'top_k', 'top_p', 'min_p', each once, got {names}")
+    for i, name in enumerate(names):
+        steps[i] = _STEPS[name]
+    return 0
+
+
+cdef object id_array(object ids, str name):
+    array = as_array(ids, name)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    return array
+
+
+cdef object checked_ids(object ids, str name, int64_t vocab, bint padded):
+    """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
+    array = id_array(ids, name)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    bad = (array < (-1 if padded else 0)) | (array >= vocab)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise ValueError(f"{name}[{at}] is {array[at]}, not an id in 0..{vocab - 1}")
+    array = array.astype(np.int64)
+    return array[array >= 0] if padded else array
+
+
+# A ragged list, a padded 2-D array, or for single rows a flat one: as (ids, offsets), all int64.
+cdef tuple ragged_ids(object ids, str name, rows_t *r):
+    if isinstance(ids, (list, tuple)) and not (r.single and not any(isinstance(row, (list, tuple)) or
+                                                                    getattr(row, "ndim", 0) for row in ids)):
+        lists, padded = list(ids), False
+    else:
+        array = id_array(ids, name)
+        padded = array.ndim == 2
+        if array.ndim == 1 and not r.single:
+            raise ValueError(f"{name} must have one list a row for {r.rows} rows, got shape {array.shape}")
+        if array.ndim > 2:
+            raise ValueError(f"{name} must be a list a row or a padded 2-D array, got shape {array.shape}")
+        lists = list(array) if padded else [array]
+    if len(lists) != r.rows:
+        raise ValueError(f"{name} must have one list a row: {r.rows} rows, got {len(lists)}")
+    lists = [checked_ids(row, name if r.single and not padded else f"{name}[{i}]", r.cols, padded)
+             for i, row in enumerate(lists)]
+    offsets = np.zeros(r.rows + 1, np.int64)
+    np.cumsum([len(row) for row in lists], out=offsets[1:])
+    return np.concatenate(lists) if lists else np.empty(0, np.int64), offsets
+
+
+cdef tuple sparse_bias(object bias, rows_t *r):
+    """{id: value} for all rows, or one a row: (ids, values, offsets)."""
+    dicts = [bias] * r.rows if isinstance(bias, Mapping) else list(bias)
+    if len(dicts) != r.rows:
+        raise ValueError(f"bias must have one dict a row: {r.rows} rows, got {len(dicts)}")
+    ids, values, offsets = [], [], np.zeros(r.rows + 1, np.int64)
+    for i, row in enumerate(dicts):
+        for id_, value in (row or {}).items():
+            at = integer(id_, f"bias[{i}]: id", 0, r.cols - 1)
+            ids.append(at)
+            values.append(number(value, f"bias[{i}][{at}]", -INFINITY, FLT_MAX))
+        offsets[i + 1] = len(ids)
+    return np.array(ids, np.int64), np.array(values, np.float32), offsets
+
+
+cdef object dense_bias(object bias, rows_t *r):
+    array = as_array(bias, "bias")
+    if array.dtype.kind != "f":
+        raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
+    array = np.ascontiguousarray(array, np.float32)
+    if array.shape not in ((r.cols,), (r.rows, r.cols)):
+        raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
+    bad = ~(array <= FLT_MAX)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"bias{list(at)} is {array[at]}; it must be a number or -inf")
+    return array
+
+
+cdef object mask_array(object mask, rows_t *r):
+    array = as_array(mask, "mask")
+    if array.dtype not in (np.bool_, np.int32, np.uint32):
+        raise TypeError(f"mask must be bool, or int32 or uint32 words, got {array.dtype}")
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[0] != r.rows):
+        raise ValueError(f"mask must have shape (V,) or ({r.rows}, V), or words (V/32,) or ({r.rows}, V/32), "
+                         f"got {array.shape}")
+    return np.ascontiguousarray(array)
+
+
+cdef int fill_draw(char *params, rows_t *r, object seed, object step, object keys, object u, object rng) except -1:
+    """Which noise each row uses: seed, key and step, or u."""
+    cdef sample_params *p = <sample_params *>params
+    cdef int64_t size = sizeof(sample_params), i
+    if (seed is not None) + (rng is not None) + (u is not None) > 1:
+        raise ValueError("give one of seed, rng and u")
+    if u is not None:
+        if step is not None or keys is not None:
+            raise ValueError("step and keys go with seed or rng, not with u")
+        return fill_doubles(<char *>&p.u, size, r.rows, u, "u", 0.0, 1.0 - 2.0 ** -53)
+    default_keys = np.arange(r.rows)
+    if rng is not None:
+        if not isinstance(rng, Stream):
+            raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
+        if step is not None:
+            raise ValueError("step comes from rng; give one of them")
+        seed, step = rng.seed, rng.step
+        if step >= 2 ** 32:
+            raise ValueError(f"{rng!r} has used up its steps")
+    elif seed is None:
+        if step is not None:
+            raise ValueError("step needs seed")
+        seed, step = int.from_bytes(os.urandom(8), "little"), 0
+    elif step is None:
+        raise ValueError("seed needs step=, or a loop would reuse its noise; rng=lanewise.Stream(seed) counts by itself")
+    elif not is_scalar(seed):
+        default_keys = 0
+        seed = [int.from_bytes(os.urandom(8), "little") if s is None else s for s in per_row(seed, "seed", r.rows)]
+    fill_integers(<char *>&p.seed, size, r.rows, seed, "seed", 0, 2 ** 64 - 1)
+    fill_integers(<char *>&p.step, size, r.rows, step, "step", 0, 2 ** 32 - 1)
+    return fill_integers(<char *>&p.key, size, r.rows, default_keys if keys is None else keys, "keys", 0, 2 ** 64 - 1)
+
+
+cdef dict merged(object params, dict given):
+    """The keywords, or where params are given, theirs; both for one name is an error."""
+    if params is None:
+        return given
+    if isinstance(params, SamplingParams):
+        one, rows = params, None
+    else:
+        rows = list(params)
+        if not all(isinstance(row, SamplingParams) for row in rows):
+            raise TypeError("params must be a SamplingParams or a list of them, one a row")
+        one = SamplingParams()
+    for name, value in given.items():
+        default = getattr(SamplingParams(), name)
+        if not (is_scalar(value) and value == default):
+            raise ValueError(f"{name} is given in params and as a keyword")
+    return {name: getattr(one, name) if rows is None else [getattr(row, name) for row in rows] for name in given}
+
+
+def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, min_keep=1, repetition_penalty=1.0,
+           frequency_penalty=0.0, presence_penalty=0.0, prompt_ids=None, output_ids=None, bias=None, mask=None,
+           seed=None, step=None, keys=None, rng=None, u=None, vocab_size=None, ties="lowest", preset="transformers",
+           return_support=False, on_invalid="raise", out=None):
+    """One token a row: an int for logits (V,), int64 (B,) for (B, V); V up to 1,048,576.
+
+    Bias, penalties and mask are applied first, then the steps of `preset`; every parameter is one value or one a row.
+    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: probabilities. min_keep: what every truncation leaves.
+    prompt_ids, output_ids: a list of ids a row, or a 2-D array padded with -1. bias: {id: value} or an array.
+    mask: bool, or words of 32 ids, 1 = allowed. seed (with step, keys), rng=Stream(seed) or u in [0, 1); else fresh
+    entropy. return_support: also Support(ids, logprobs, indptr). on_invalid: "raise" InvalidLogitsError, or "mark"
+    such rows with -1. Raises ValueError, TypeError before anything is written.
+    Gumbel-max, lazily from a tree of maxima: Maddison, Tarlow & Minka, arXiv 1411.0030.
+
+    >>> logits = np.log(np.float32([0.1, 0.2, 0.7]))
+    >>> lanewise.sample(logits, temperature=0.7, top_p=0.9, seed=1, step=0)
+    2
+    """
+    cdef rows_t r
+    cdef sample_args a
+    check_on_invalid(on_invalid)
+    if ties != "lowest" and ties != "all":
+        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
+    memset(&a, 0, sizeof(a))
+    fill_steps(a.steps, preset)
+    owner = logits_rows(logits, &r, "logits")
+    if vocab_size is not None:
+        r.cols = integer(vocab_size, "vocab_size", 1, r.cols)
+    if r.cols > SAMPLE_MAX_VOCAB:
+        raise ValueError(f"sample takes up to {SAMPLE_MAX_VOCAB} ids, got {r.cols}")
+    rows_params = bytearray(r.rows * sizeof(sample_params))
+    cdef char *base = rows_params
+    cdef sample_params *p = <sample_params *>base
+    cdef int64_t size = sizeof(sample_params)
+    numbers = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, min_keep=min_keep,
+                   repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
+                   presence_penalty=presence_penalty)
+    numbers = merged(params, numbers)
+    fill_doubles(<char *>&p.temperature, size, r.rows, numbers["temperature"], "temperature", 0.0, DBL_MAX)
+    fill_integers(<char *>&p.top_k, size, r.rows, numbers["top_k"], "top_k", -2 ** 63, 2 ** 63 - 1)
+    fill_doubles(<char *>&p.top_p, size, r.rows, numbers["top_p"], "top_p", -INFINITY, INFINITY)
+    fill_doubles(<char *>&p.min_p, size, r.rows, numbers["min_p"], "min_p", 0.0, 1.0)
+    fill_integers(<char *>&p.min_keep, size, r.rows, numbers["min_keep"], "min_keep", 0, 2 ** 63 - 1)
+    fill_doubles(<char *>&p.repetition_penalty, size, r.rows, numbers["repetition_penalty"], "repetition_penalty",
+                 FLT_MIN, FLT_MAX)
+    fill_doubles(<char *>&p.frequency_penalty, size, r.rows, numbers["frequency_penalty"], "frequency_penalty",
+                 -FLT_MAX, FLT_MAX)
+    fill_doubles(<char *>&p.presence_penalty, size, r.rows, numbers["presence_penalty"], "presence_penalty",
+                 -FLT_MAX, FLT_MAX)
+    a.params.ptr, a.params.bytes = base, len(rows_params)
+    a.x, a.rows, a.cols, a.dtype, a.x_stride = rows_span(&r), r.rows, r.cols, r.dtype, r.stride
+    a.ties_all, a.has_u, a.force_exact = ties == "all", u is not None, force_exact
+    kept = []  # what the spans point into
+    if prompt_ids is not None:
+        ids, offsets = ragged_ids(prompt_ids, "prompt_ids", &r)
+        kept += ids, offsets
+        a.prompt_ids, a.prompt_offsets = whole(ids), whole(offsets)
+    if output_ids is not None:
+        ids, offsets = ragged_ids(output_ids, "output_ids", &r)
+        kept += ids, offsets
+        a.output_ids, a.output_offsets = whole(ids), whole(offsets)
+    if bias is not None and (isinstance(bias, Mapping) or (isinstance(bias, (list, tuple)) and
+                                                           all(b is None or isinstance(b, Mapping) for b in bias))):
+        ids, values, offsets = sparse_bias(bias, &r)
+        kept += ids, values, offsets
+        a.bias_ids, a.bias_values, a.bias_offsets = whole(ids), whole(values), whole(offsets)
+    elif bias is not None:
+        values = dense_bias(bias, &r)
+        kept.append(values)
+        a.bias_values, a.bias_dense = whole(values), 1
+        a.bias_stride = r.cols * 4 if values.ndim == 2 else 0
+    if mask is not None:
+        words = mask_array(mask, &r)
+        kept.append(words)
+        a.mask, a.mask_kind = whole(words), MASK_BOOL if words.dtype == np.bool_ else MASK_BITS
+        a.mask_width = words.shape[words.ndim - 1] * (1 if words.dtype == np.bool_ else 32)
+        a.mask_stride = words.strides[0] if words.ndim == 2 else 0
+    tokens = tokens_out(out, &r)
+    a.tokens = whole(tokens)
+    support = None
+    if return_support:  # room for everything; only what is kept is ever touched
+        support = Support(np.empty(r.rows * r.cols, np.int64), np.empty(r.rows * r.cols, np.float32),
+                          np.zeros(r.rows + 1, np.int64))
+        a.support_ids, a.support_logprobs, a.support_offsets = (whole(support.ids), whole(support.logprobs),
+                                                                whole(support.indptr))
+    if rng is None:
+        fill_draw(base, &r, seed, step, keys, u, rng)
+        run(OP_sample, &a, r.cols)
+    else:
+        if not isinstance(rng, Stream):
+            raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
+        with rng:
+            fill_draw(base, &r, seed, step, keys, u, rng)
+            run(OP_sample, &a, r.cols)
+            rng.step += 1
+    if out is not None and tokens is not out:
+        out[...] = tokens
+    result = choose(tokens if out is None else out, r.single, on_invalid)
+    if support is None:
+        return result
+    total = int(support.indptr[r.rows])
+    return result, Support(support.ids[:total].copy(), support.logprobs[:total].copy(), support.indptr)

@@ -1,0 +1,42 @@
+"""Builds the extension modules. Everything else about the package is in pyproject.toml.
+
+Each csrc/isa_*.c turns on its own instruction set by pragma and is empty on other machines, so one list of
+sources and one set of flags serve every target, cross-compilation included.
+"""
+
+import glob
+import os
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# The arithmetic is pinned: no contraction, no libm error paths, never -ffast-math (docs/determinism.md).
+COMPILE_ARGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+LINK_ARGS = [] if os.environ.get("LANEWISE_DEBUG") else ["-Wl,-s"] if os.name == "posix" else []
+
+
+def extension(name, sources=()):
+    return Extension(
+        f"lanewise.{name}",
+        [f"pkg/lanewise/{name}.pyx", *sources],
+        depends=glob.glob("csrc/**/*.*", recursive=True),
+        include_dirs=["csrc", numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        extra_compile_args=COMPILE_ARGS,
+        extra_link_args=LINK_ARGS,
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [
+            extension("_ops", sorted(glob.glob("csrc/*.c"))),
+            extension("_arrays"),
+            extension("sampling"),
+        ],
+        include_path=["pkg"],
+        build_dir="build/cython",
+        language_level=3,
+    )
+)
