@@ -88,7 +88,8 @@ INLINE size_t digit_reaching(const uint64_t *mass, size_t digits, uint64_t *limi
 }
 
 /* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
-static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how, char *scratch) {
+static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
+                                   char *scratch) {
   uint64_t mass[DIGITS] = {0}, w[LANES];
   uint32_t key[LANES];
   float *value = (float *)scratch;
