@@ -5,12 +5,12 @@
    inverse CDF on the integer weights in id order. */
 
 struct row_state {
-  float *z;        /* cols, padded to whole blocks */
-  float *maxima;   /* of blocks of 64 */
-  char *scratch;   /* for selections */
+  float *z;      /* cols, padded to whole blocks */
+  float *maxima; /* of blocks of 64 */
+  char *scratch; /* for selections */
   size_t n;
   float max;
-  float inverse;   /* 1 / T of the steps so far: 1 before the temperature step */
+  float inverse; /* 1 / T of the steps so far: 1 before the temperature step */
   double temperature;
   int force_exact;
 };

@@ -96,8 +96,10 @@ INLINE size_t digit_reaching(const uint64_t *mass, size_t digits, uint64_t *limi
   return d;
 }
 
-/* Adds the weight of every z to mass[its digit]. Runs of one digit are summed first: ties would wait for their store. */
-static void add_masses(uint64_t *mass, const float *z, size_t n, int shift, uint32_t digits, const struct weighing *how) {
+/* Adds the weight of every z to mass[its digit]. Runs of one digit are summed first: ties would wait for their store.
+ */
+static void add_masses(uint64_t *mass, const float *z, size_t n, int shift, uint32_t digits,
+                       const struct weighing *how) {
   uint64_t w[LANES], running = 0;
   uint32_t key[LANES], last = 0;
   for (size_t i = 0; i < n; i += LANES) {
@@ -118,7 +120,8 @@ static void add_masses(uint64_t *mass, const float *z, size_t n, int shift, uint
   mass[last] += running;
 }
 
-/* The entries of z whose digits from `shift` up are `prefix`, in order; id NULL numbers them from 0. May be in place. */
+/* The entries of z whose digits from `shift` up are `prefix`, in order; id NULL numbers them from 0. May be in place.
+ */
 static size_t gather_digit(const float *z, const uint32_t *id, size_t n, int shift, uint32_t prefix, float *value,
                            uint32_t *to) {
   size_t count = 0;
@@ -136,7 +139,8 @@ static size_t gather_digit(const float *z, const uint32_t *id, size_t n, int shi
 }
 
 /* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
-static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how, char *scratch) {
+static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
+                                   char *scratch) {
   static const int shifts[3] = {TOP_SHIFT, MIDDLE_SHIFT, 0};
   uint64_t mass[DIGITS], w[LANES];
   float *value = (float *)scratch;
