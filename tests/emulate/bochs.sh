@@ -1,6 +1,6 @@
-# bochs_replay PROGRAM RECORDING: runs the replay driver on a Linux on an emulated Skylake-X, with real AVX-512
+# under_bochs PROGRAM RECORDING ISA: runs the replay driver on a Linux on an emulated Skylake-X, with real AVX-512
 # instructions. Nearly all of the time is the kernel's boot.
-bochs_replay() {
+under_bochs() {
   local here=$root/tests/emulate/bochs work=$build/bochs
   need bochs bochsbios bochs-term vgabios grub-pc-bin grub-common xorriso mtools cpio
   mkdir -p "$work/initramfs" "$work/disc/boot/grub"
@@ -8,6 +8,7 @@ bochs_replay() {
   gcc -O2 -static -o "$work/initramfs/init" "$here/init.c"
   cp "$1" "$work/initramfs/replay"
   cp "$2" "$work/initramfs/recording"
+  echo "$3" >"$work/initramfs/isa"
   (cd "$work/initramfs" && find . | cpio --quiet -o -H newc | gzip -1) >"$work/disc/boot/initramfs"
   cp "$here/grub.cfg" "$work/disc/boot/grub/"
   grub-mkrescue -o "$work/disc.iso" "$work/disc" 2>/dev/null

@@ -30,11 +30,21 @@ build_package() {
   "$python" setup.py -q build -b "$build/$1/work" --build-lib "$build/$1/site"
 }
 
-# emulated_python NAME PYTHON EMULATOR...: a command .build/NAME/python that runs PYTHON under EMULATOR, and is what
-# that Python takes for its own executable, so that the processes it starts are emulated too.
+# emulated_python COMMAND PYTHON EMULATOR...: writes a command that runs PYTHON under EMULATOR. It is what that Python
+# takes for its own executable, so that the processes it starts are emulated too.
 emulated_python() {
-  local command=$build/$1/python real=$2
+  local command=$1 real=$2
   shift 2
   printf '#!/bin/sh\nexec %s -0 "$0" %s "$@"\n' "$*" "$real" >"$command"
   chmod +x "$command"
+}
+
+# replay NAME CC ISA RUNNER...: what the scalar ISA did here, done again by a static program built with CC into
+# .build/NAME/replay and run by RUNNER.
+replay() {
+  local program=$build/$1/replay cc=$2 isa=$3
+  shift 3
+  make -s -f tests/replay/Makefile BUILD="$program" CC="$cc"
+  "$python" tests/replay/record.py "$build/recording"
+  "$@" "$program/replay" "$build/recording" "$isa"
 }
