@@ -10,7 +10,7 @@ import lanewise
 from lanewise import _dispatch
 
 
-@pytest.fixture(params=_dispatch.usable())
+@pytest.fixture(params=_dispatch.runnable())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The test runs once on every ISA that this machine can run."""
     with lanewise.using(request.param):
