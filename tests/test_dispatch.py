@@ -125,7 +125,9 @@ def test_veto_says_whose_fault_it_is():
         pytest.param("fp asimd aes asimdhp asimddp sve", ("neon", "scalar"), "neon", id="Graviton"),
         pytest.param("", ("neon", "scalar"), "neon", id="Apple M"),
         pytest.param("half thumb neon vfpv4 idiva", ("scalar",), "scalar", id="ARMv7"),
-        pytest.param("avx2 fma f16c avx512f avx512bw avx512dq avx512vl", ("neon", "scalar"), "neon", id="emulated on x86"),
+        pytest.param(
+            "avx2 fma f16c avx512f avx512bw avx512dq avx512vl", ("neon", "scalar"), "neon", id="emulated on x86"
+        ),
     ],
 )
 def test_arm(flags, runnable, expected):
@@ -143,7 +145,9 @@ def test_plan_passes_over_losers_and_believes_measurements():
 
 
 def test_losers_name_what_exists():
-    assert all(isa in {i.name for i in ISAS} and op in _ops.NAMES and why for (isa, op), why in _dispatch.SLOWER.items())
+    assert all(
+        isa in {i.name for i in ISAS} and op in _ops.NAMES and why for (isa, op), why in _dispatch.SLOWER.items()
+    )
 
 
 def test_plan_needs_flags_and_no_veto():
@@ -300,7 +304,10 @@ def test_no_program_is_started_that_is_no_python_or_cannot_help(monkeypatch, mac
 
 
 PROC = {
-    "ARMv6": ("Features\t: half thumb fastmult vfp edsp java tls\nCPU architecture: 7\nHardware\t: BCM2708\n", ("scalar",)),
+    "ARMv6": (
+        "Features\t: half thumb fastmult vfp edsp java tls\nCPU architecture: 7\nHardware\t: BCM2708\n",
+        ("scalar",),
+    ),
     "ARMv7": ("processor\t: 0\nFeatures\t: half thumb neon vfpv4 idiva\nCPU part\t: 0xd03\n", ("scalar",)),
     "aarch64": ("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd aes crc32 atomics\n", ("neon", "scalar")),
     "no features": ("processor\t: 0\nBogoMIPS\t: 50.00\n", ("neon", "scalar")),
@@ -453,11 +460,17 @@ def test_environment_may_say_nothing(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("FOO", ValueError), ("SCALAR", ValueError), ("AVX2", ValueError)] + [(n, RuntimeError) for n in absent]
+    ("name", "error"),
+    [("FOO", ValueError), ("SCALAR", ValueError), ("AVX2", ValueError)] + [(n, RuntimeError) for n in absent],
 )
 def test_environment_never_downgrades(monkeypatch, name, error):
     monkeypatch.setenv("LANEWISE_ISA", name)
-    for call in (_dispatch.resolve, lanewise.info, lambda: lanewise.use("auto"), lambda: lanewise.use("scalar", "scale")):
+    for call in (
+        _dispatch.resolve,
+        lanewise.info,
+        lambda: lanewise.use("auto"),
+        lambda: lanewise.use("scalar", "scale"),
+    ):
         with pytest.raises(error, match="LANEWISE_ISA: .*" + name) as caught:
             call()
         assert all(isa in str(caught.value) for isa in _dispatch.runnable())
@@ -465,7 +478,9 @@ def test_environment_never_downgrades(monkeypatch, name, error):
     assert set(_ops.bindings().values()) == {"scalar"}
 
 
-@pytest.mark.parametrize(("name", "error"), [("FOO", ValueError), ("Scalar", ValueError)] + [(n, RuntimeError) for n in absent])
+@pytest.mark.parametrize(
+    ("name", "error"), [("FOO", ValueError), ("Scalar", ValueError)] + [(n, RuntimeError) for n in absent]
+)
 def test_use_never_downgrades(name, error):
     lanewise.use("scalar")
     for call in (lambda: lanewise.use(name), lambda: lanewise.using(name).__enter__()):
@@ -564,9 +579,13 @@ def test_use_reaches_what_py_cpuinfo_does_not_list(monkeypatch):
 def test_tune_keeps_winners(monkeypatch):
     usable = _dispatch.runnable()
     monkeypatch.setattr(_cpu, "detect", lambda: (_cpu.c_flags(), "a test"))
-    monkeypatch.setattr(_tune, "time_all", lambda op, size, names, seconds: {
-        isa: [100.0 if op == "top_k" and isa == names[-1] else 200.0 + len(isa)] * 5 for isa in names
-    })
+    monkeypatch.setattr(
+        _tune,
+        "time_all",
+        lambda op, size, names, seconds: {
+            isa: [100.0 if op == "top_k" and isa == names[-1] else 200.0 + len(isa)] * 5 for isa in names
+        },
+    )
     table = {row["operation"]: row for row in lanewise.tune()}
     assert table["top_k"]["isa"] == usable[-1]
     assert table["top_k"]["microseconds"][usable[-1]] == {32000: 0.1, 128256: 0.1}
@@ -591,10 +610,14 @@ def test_tune_switches_only_for_a_clear_win_at_every_size():
     names = ("avx512", "avx2", "scalar")
 
     def fastest(*avx2: float) -> str:
-        return _tune.fastest("avx512", names, {
-            size: {"avx512": [100.0, 300.0, 100.0], "avx2": [a, 3 * a, a], "scalar": [900.0] * 3}
-            for size, a in enumerate(avx2)
-        })
+        return _tune.fastest(
+            "avx512",
+            names,
+            {
+                size: {"avx512": [100.0, 300.0, 100.0], "avx2": [a, 3 * a, a], "scalar": [900.0] * 3}
+                for size, a in enumerate(avx2)
+            },
+        )
 
     assert fastest(90.0, 90.0) == "avx2"
     assert fastest(97.0, 97.0) == "avx512"
@@ -609,7 +632,11 @@ def python(code: str, **environment: str) -> str:
     try:
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
-            env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     except OSError as error:
         if error.errno != errno.ENOEXEC:
@@ -660,26 +687,34 @@ def test_first_operation_of_a_real_process():
 
 
 def test_forced_process():
-    got = python("""
+    got = python(
+        """
         import sys, numpy, lanewise
         from lanewise import _ops
         lanewise.softmax(numpy.zeros(5, numpy.float32))
         print(set(_ops.bindings().values()), "cpuinfo" in sys.modules)
-    """, LANEWISE_ISA="scalar")
+    """,
+        LANEWISE_ISA="scalar",
+    )
     assert got == "{'scalar'} False"
 
 
 def test_badly_forced_process_imports_but_does_not_compute():
-    got = python("""
+    got = python(
+        """
         import numpy, lanewise
         for _ in range(2):
             try:
                 lanewise.softmax(numpy.zeros(5, numpy.float32))
             except ValueError as error:
                 print(error)
-    """, LANEWISE_ISA="avx1024")
+    """,
+        LANEWISE_ISA="avx1024",
+    )
     here = ", ".join(_dispatch.runnable())
-    assert got.splitlines() == 2 * [f"LANEWISE_ISA: no instruction set is called 'avx1024'; available here: {here}, and auto"]
+    assert got.splitlines() == 2 * [
+        f"LANEWISE_ISA: no instruction set is called 'avx1024'; available here: {here}, and auto"
+    ]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -453,7 +453,12 @@ def views_are_their_copies() -> None:
     for view in VIEWS:
         x = view(a)
         copy = np.array(x, order="C")
-        for op in (*MAPS, lanewise.argmax, lambda x: lanewise.sample(x, seed=1, step=0), lambda x: lanewise.top_k(x, 3)[1]):
+        for op in (
+            *MAPS,
+            lanewise.argmax,
+            lambda x: lanewise.sample(x, seed=1, step=0),
+            lambda x: lanewise.top_k(x, 3)[1],
+        ):
             assert op(x).tobytes() == op(copy).tobytes()
         if x.flags.writeable:
             target = view(np.zeros_like(a))
@@ -534,7 +539,11 @@ def other_layouts_are_read_right() -> None:
 
 @fault("OK11")
 def out_may_overlap() -> None:
-    for taken, given in (((slice(1, None)), slice(None, -1)), (slice(None, -1), slice(1, None)), (slice(None), slice(None))):
+    for taken, given in (
+        ((slice(1, None)), slice(None, -1)),
+        (slice(None, -1), slice(1, None)),
+        (slice(None), slice(None)),
+    ):
         a = np.random.default_rng(0).standard_normal((3, 9000)).astype(np.float32)
         for op in (lanewise.softmax, lanewise.log_softmax):
             want = op(a[:, given].copy())
