@@ -189,8 +189,8 @@ def fake_cpuinfo(monkeypatch, **parts):
     def recorded(name, part):
         return lambda: (asked.append(name), part())[1]
 
-    nothing = SimpleNamespace(is_selinux_enforcing=True)
-    defaults = {"proc_cpuinfo": dict, "sysctl": dict, "CPUID": lambda: nothing, "get_cpu_info": dict}
+    forbidden = SimpleNamespace(**vars(CPUID) | {"is_selinux_enforcing": True})
+    defaults = {"proc_cpuinfo": dict, "sysctl": dict, "CPUID": lambda: forbidden, "get_cpu_info": dict}
     package, module = ModuleType("cpuinfo"), ModuleType("cpuinfo.cpuinfo")
     for name, part in (defaults | parts).items():
         attribute = f"_get_cpu_info_from_{name}" if name in ("proc_cpuinfo", "sysctl") else name
@@ -210,7 +210,7 @@ def as_x86(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
 
 
-CPUID = SimpleNamespace(is_selinux_enforcing=False, get_max_extension_support=int, get_flags=lambda n: ["avx2"])
+CPUID = SimpleNamespace(is_selinux_enforcing=False, get_max_extension_support=int, get_flags=lambda n: ["avx2", ""])
 FLAGS = {"flags": ["avx2"]}
 
 
@@ -567,6 +567,8 @@ def test_tune_keeps_winners(monkeypatch):
     assert table["top_k"]["isa"] == usable[-1]
     assert table["top_k"]["microseconds"][usable[-1]] == {32000: 0.1, 128256: 0.1}
     assert table["softmax"]["isa"] == table["softmax"]["untuned"] == usable[0]
+    assert _ops.bindings() == dict.fromkeys(_ops.NAMES, usable[0]) | {"top_k": usable[-1]}
+    assert _cpu.recall()["flags"] == sorted(_cpu.c_flags())
     _dispatch._start = None  # as another process would find it
     assert lanewise.info()["operations"]["top_k"] == {"isa": usable[-1], "why": "measured here by lanewise.tune()"}
 
