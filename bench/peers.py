@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,11 @@ def onnxruntime() -> dict[str, Ready]:
         return call
 
     return {"softmax": partial(ready, "Softmax"), "log_softmax": partial(ready, "LogSoftmax")}
+
+
+def first(result: Any) -> Any:
+    """The values of (values, ids): ids of equal values differ between libraries."""
+    return result[0] if isinstance(result, tuple) else result
 
 
 def installed() -> dict[str, dict[str, Ready]]:

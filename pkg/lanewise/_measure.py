@@ -61,8 +61,8 @@ def _top_k(k: int) -> Operation:
     return Operation(f"top_k, k = {k}", ("F1",), ready, lambda x: _numpy_way.top_k(x, k))
 
 
-def _sample(name: str, setting: dict[str, float]) -> Operation:
-    prompt = {"prompt_ids": np.arange(512) * 37 % 30000} if "repetition_penalty" in setting else {}
+def sampling(name: str, setting: dict[str, float]) -> Operation:
+    prompt = {"prompt_ids": np.arange(512)} if "repetition_penalty" in setting else {}
     rng = np.random.default_rng(0)
 
     def ready(vocab: int) -> Call:
@@ -86,7 +86,7 @@ OPERATIONS = (
     Operation("argmax", ("F1",), lambda vocab: lanewise.argmax, np.argmax),
     _top_k(5),
     _top_k(50),
-    *(_sample(name, setting) for name, setting in SETTINGS.items()),
+    *(sampling(name, setting) for name, setting in SETTINGS.items()),
 )
 
 
@@ -162,3 +162,58 @@ def compare(
         for name, call in calls.items():
             times[name].append(clock(call, next(turns)) if cold else hot(call, row))
     return Timings(np.array(floor), {name: np.array(ns) for name, ns in times.items()})
+
+
+# ---- the table ----
+
+
+class Cell(NamedTuple):
+    """One line of the table."""
+
+    operation: str
+    vocab: int
+    kind: str
+    isa: str
+    us: float
+    floor: str
+    floor_us: float
+    over_floor: float
+    peers: dict[str, float]  # library: how many times lanewise's time it takes, in the same turns
+
+
+def measure(
+    operation: Operation,
+    vocab: int,
+    kind: str,
+    isa: str,
+    rows: Sequence[np.ndarray],
+    peers: dict[str, Call],
+    *,
+    cold: bool = False,
+    seconds: float = 0.2,
+) -> Cell:
+    with lanewise.using(isa):
+        calls = {"lanewise": operation.ready(vocab), **peers}
+        took = compare(operation.floors, calls, rows, cold=cold, seconds=seconds)
+    return Cell(
+        operation.name,
+        vocab,
+        kind,
+        isa,
+        took.microseconds("lanewise"),
+        "+".join(operation.floors),
+        float(np.median(took.floor)) / 1e3,
+        took.over_floor("lanewise"),
+        {peer: took.ratio(peer, to="lanewise") for peer in peers},
+    )
+
+
+HEADING = f"{'operation':<37} {'V':>7}  {'row':<15} {'ISA':<7} {'us':>8}  {'x floor':>13}   time of others, in lanewise's"
+
+
+def line(cell: Cell) -> str:
+    floor = f"{cell.over_floor:7.2f} {cell.floor:<5}"
+    peers = "  ".join(f"{peer} {times:.1f}x" for peer, times in cell.peers.items())
+    return (
+        f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<15} {cell.isa:<7} {cell.us:8.1f}  {floor}   {peers}".rstrip()
+    )

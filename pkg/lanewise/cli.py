@@ -1,0 +1,69 @@
+"""The command line: `lanewise info | demo | bench | tune`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import lanewise
+
+
+def lines(value: Any, indent: str = "") -> Iterable[str]:
+    """A nested mapping, readably: a line a value, the names of one mapping in one column."""
+    width = max((len(str(name)) for name in value), default=0)
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield f"{indent}{name}:"
+            yield from lines(item, indent + "  ")
+        else:
+            shown = ", ".join(map(str, item)) if isinstance(item, (list, tuple, set, frozenset)) else item
+            yield f"{indent}{name!s:<{width}}  {shown}".rstrip()
+
+
+def info(_: argparse.Namespace) -> int:
+    print(f"lanewise {lanewise.__version__}")
+    print("\n".join(lines(lanewise.info())))
+    return 0
+
+
+def demo(_: argparse.Namespace) -> int:
+    from . import demo
+
+    return demo.main()
+
+
+def bench(args: argparse.Namespace) -> int:
+    from . import bench
+
+    return bench.main(quick=args.quick)
+
+
+def tune(_: argparse.Namespace) -> int:
+    for row in lanewise.tune():
+        times = ", ".join(
+            f"{isa} {us:.1f} us at {size:,}" for isa, sizes in row["microseconds"].items() for size, us in sizes.items()
+        )
+        print(f"{row['operation']:<12} {row['isa']:<8} {times}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="lanewise", description=lanewise.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="info | demo | bench | tune")
+    for command, about in (
+        (info, "what was detected, what is compiled in, what each operation runs on and why"),
+        (demo, "tokens drawn from real logits, beside the NumPy way"),
+        (bench, "every operation beside its floor and the NumPy way, on this machine"),
+        (tune, "times every operation on every ISA that runs here and keeps the winners"),
+    ):
+        sub = commands.add_parser(command.__name__, help=about, description=about)
+        sub.set_defaults(run=command)
+        if command is bench:
+            sub.add_argument("--quick", action="store_true", help="one vocabulary, a few repeats")
+    args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # tokens are in any script, terminals are not
+    return args.run(args)
