@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 
-import numpy as np
-
 import lanewise
+import numpy as np
 from lanewise._measure import HEADING, OPERATIONS, Call, Cell, Operation, cold_rows, line, measure
 from lanewise._rows import KINDS, real_rows
 
@@ -79,7 +78,7 @@ def bar_table(quick: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="every operation beside its floor and its peers")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="operations beside their floors and peers")
     parser.add_argument("--bars", action="store_true", help="the bars only: measured, limit, PASS or over")
     parser.add_argument("--quick", action="store_true", help="few repeats and sizes: whether it runs, not how fast")
     args = parser.parse_args()

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 import lanewise
+import numpy as np
 from lanewise._measure import OPERATIONS, SETTINGS, Operation, clock, compare, sampling
 from lanewise._rows import KINDS, real_rows
 
 from . import peers
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
+TOP_K = BY_NAME["top_k, k = 50"]
+TAKE_OUT = "softmax", "log_softmax", "logsumexp", "scale", "top_k, k = 5"
 SAMPLING = [operation for operation in OPERATIONS if operation.name.startswith("sample")] + [
     sampling(", ".join(f"{name} {value}" for name, value in setting.items()), setting)
     for setting in (
@@ -37,9 +38,8 @@ class Bar(NamedTuple):
 
     def __str__(self) -> str:
         verdict = "PASS" if self.measured <= self.limit else "over"
-        return (
-            f"{verdict}  {self.what:<38} {self.vocab:>7,} {self.measured:7.2f}  <= {self.limit:<4g} {self.unit:<9} {self.note}"
-        )
+        bar = f"{self.measured:7.2f}  <= {self.limit:<4g} {self.unit:<9}"
+        return f"{verdict}  {self.what:<38} {self.vocab:>7,} {bar} {self.note}"
 
 
 def made(kind: str, vocab: int, seeds: int) -> list[np.ndarray]:
@@ -105,12 +105,11 @@ def measured(vocabs: Sequence[int], seconds: float) -> Iterator[Bar]:
                 ratio = beside_onnxruntime(name, vocab, rows, seconds)
                 yield bar(f"{name} / onnxruntime's softmax", vocab, 1.0, "x", ratio)
         yield bar("logsumexp", vocab, 1.3, "x F2", found(BY_NAME["logsumexp"]))
-        yield bar("top_k, k = 50, realistic", vocab, 4.5 if vocab <= 32000 else 2.0, "x F1", found(BY_NAME["top_k, k = 50"]))
-    spread = worst([BY_NAME["top_k, k = 50"]], vocabs[-1], seconds)
-    yield bar("top_k, k = 50, any distribution", vocabs[-1], 8.0, "x F1", spread)
+        yield bar("top_k, k = 50, realistic", vocab, 4.5 if vocab <= 32000 else 2.0, "x F1", found(TOP_K))
+    yield bar("top_k, k = 50, any distribution", vocabs[-1], 8.0, "x F1", worst([TOP_K], vocabs[-1], seconds))
     for vocab in vocabs:
         yield bar("sample, any setting and distribution", vocab, 12.0, "x F2", worst(SAMPLING, vocab, seconds / 8))
-    slowest = max((small_call(BY_NAME[name]), name) for name in ("softmax", "log_softmax", "logsumexp", "scale", "top_k, k = 5"))
+    slowest = max((small_call(BY_NAME[name]), name) for name in TAKE_OUT)
     yield bar("a call on 16 elements with out=", 16, 2.0, "us", slowest)
     yield bar("tokens that differ: ISA, batch, order", 49152, 0, "", differing())
 

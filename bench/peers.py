@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-
 from lanewise._measure import Call
 
 Ready = Callable[[int], Call]

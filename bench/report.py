@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import lanewise
+import numpy as np
 from lanewise._measure import Cell
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,12 +67,12 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
     operations = list(dict.fromkeys(cell.operation for cell in cells))
     rows = -(-len(operations) // 4)
     figure, axes = pyplot.subplots(rows, 4, figsize=(18, 3.6 * rows), sharex=True, squeeze=False)
-    for axis, operation in zip(axes.flat, operations):
+    for axis, operation in zip(axes.flat, operations, strict=False):
         mine = [cell for cell in cells if cell.operation == operation]
         for kind in dict.fromkeys(cell.kind for cell in mine):
-            points = sorted((cell.vocab, cell.over_floor) for cell in mine if cell.kind == kind)
-            strong = kind == "realistic"
-            axis.plot(*zip(*points), marker=".", label=kind, color="black" if strong else None, lw=2 if strong else 0.8)
+            sizes, times = np.array([(cell.vocab, cell.over_floor) for cell in mine if cell.kind == kind]).T
+            style = {"color": "black", "lw": 2} if kind == "realistic" else {"lw": 0.8}
+            axis.plot(sizes, times, marker=".", label=kind, **style)
         axis.axhline(1, color="grey", lw=0.8, ls=":")
         axis.set(title=f"{operation}: x {mine[0].floor}", xscale="log", yscale="log")
     axes.flat[0].legend(fontsize=7)

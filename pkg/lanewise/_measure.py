@@ -208,12 +208,10 @@ def measure(
     )
 
 
-HEADING = f"{'operation':<37} {'V':>7}  {'row':<15} {'ISA':<7} {'us':>8}  {'x floor':>13}   time of others, in lanewise's"
+HEADING = f"{'operation':<37} {'V':>7}  {'row':<15} {'ISA':<7} {'us':>8}  {'x floor':>13}   others take, in lanewise's"
 
 
 def line(cell: Cell) -> str:
-    floor = f"{cell.over_floor:7.2f} {cell.floor:<5}"
+    what = f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<15} {cell.isa:<7}"
     peers = "  ".join(f"{peer} {times:.1f}x" for peer, times in cell.peers.items())
-    return (
-        f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<15} {cell.isa:<7} {cell.us:8.1f}  {floor}   {peers}".rstrip()
-    )
+    return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {peers}".rstrip()

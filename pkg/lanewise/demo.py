@@ -20,9 +20,7 @@ SEEDS = 1, 2, 3
 
 def columns(text: str) -> int:
     """How wide a terminal shows it: East Asian characters take two columns, combining ones none."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def printable(text: str) -> str:
