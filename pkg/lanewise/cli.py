@@ -5,26 +5,29 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import lanewise
 
+WRAP = partial(textwrap.TextWrapper, width=100, break_on_hyphens=False, break_long_words=False)
 
-def lines(value: Any, indent: str = "") -> Iterable[str]:
-    """A nested mapping, readably: a line a value, the names of one mapping in one column."""
-    width = max((len(str(name)) for name in value), default=0)
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield f"{indent}{name}:"
-            yield from lines(item, indent + "  ")
-        else:
-            shown = ", ".join(map(str, item)) if isinstance(item, (list, tuple, set, frozenset)) else item
-            yield f"{indent}{name!s:<{width}}  {shown}".rstrip()
+def lines(values: Mapping[str, Any], indent: str = "") -> Iterable[str]:
+    """A nested mapping, readably: names in one column, the members of an inner collection on one line, or wrapped."""
+    width = max(len(name) for name in values)
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value and not indent:
+            yield f"{name}:"
+            yield from lines(value, "  ")
+            continue
+        members = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+        start = f"{indent}{name:<{width}}  "
+        yield from WRAP(initial_indent=start, subsequent_indent=" " * len(start)).wrap(", ".join(map(str, members)))
 
 
 def info(_: argparse.Namespace) -> int:
-    print(f"lanewise {lanewise.__version__}")
     print("\n".join(lines(lanewise.info())))
     return 0
 
