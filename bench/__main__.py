@@ -6,9 +6,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 
 import lanewise
-import numpy as np
 from lanewise._measure import HEADING, OPERATIONS, Call, Cell, Operation, cold_rows, line, measure
 from lanewise._rows import KINDS, real_rows
 
@@ -55,34 +57,35 @@ def cells(quick: bool) -> Iterator[Cell]:
                 yield timed(operation, vocab, kind, isa, some, {})
 
 
-def table(quick: bool) -> None:
+def table(quick: bool, results: Path) -> None:
     print(HEADING)
     done = []
     for cell in cells(quick):
         done.append(cell)
         print(line(cell), flush=True)
     print("\n" + report.summary(done))
-    path = report.save("table", {"cells": [cell._asdict() for cell in done]})
+    path = report.save(results, "table", {"cells": [cell._asdict() for cell in done]})
     print(f"\n{path}")
     if find_spec("matplotlib"):
         report.plot(done, path.with_suffix(".png"))
         print(path.with_suffix(".png"))
 
 
-def bar_table(quick: bool) -> None:
+def bar_table(quick: bool, results: Path) -> None:
     done = []
     for bar in bars.measured((4096,), 0.0) if quick else bars.measured((32000, 128256), 1.0):
         done.append(bar)
         print(bar, flush=True)
-    print(report.save("bars", {"bars": [bar._asdict() for bar in done]}))
+    print(report.save(results, "bars", {"bars": [bar._asdict() for bar in done]}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="operations beside their floors and peers")
     parser.add_argument("--bars", action="store_true", help="the bars only: measured, limit, PASS or over")
     parser.add_argument("--quick", action="store_true", help="few repeats and sizes: whether it runs, not how fast")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to write to")
     args = parser.parse_args()
-    (bar_table if args.bars else table)(args.quick)
+    (bar_table if args.bars else table)(args.quick, args.results)
 
 
 if __name__ == "__main__":

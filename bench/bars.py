@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import lanewise
 import numpy as np
+
+import lanewise
 from lanewise._measure import OPERATIONS, SETTINGS, Operation, clock, compare, sampling
 from lanewise._rows import KINDS, real_rows
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
 from lanewise._measure import Call
 
 Ready = Callable[[int], Call]

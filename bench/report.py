@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lanewise
 import numpy as np
-from lanewise._measure import Cell
 
-RESULTS = Path(__file__).parent / "results"
+import lanewise
+from lanewise._measure import Cell
 
 
 def machine() -> dict[str, Any]:
@@ -49,9 +48,9 @@ def summary(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def save(name: str, content: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+def save(folder: Path, name: str, content: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps({"machine": machine(), **content}, indent=1))
     return path
 

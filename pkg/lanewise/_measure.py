@@ -25,7 +25,7 @@ Call = Callable[[np.ndarray], Any]
 
 FLOORS = {"F1": "read_max", "F2": "read_exp", "F3": "copy"}
 
-SETTINGS: dict[str, dict[str, float]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 1": {},
     "T 0.7": {"temperature": 0.7},
@@ -61,8 +61,8 @@ def _top_k(k: int) -> Operation:
     return Operation(f"top_k, k = {k}", ("F1",), ready, lambda x: _numpy_way.top_k(x, k))
 
 
-def sampling(name: str, setting: dict[str, float]) -> Operation:
-    prompt = {"prompt_ids": np.arange(512)} if "repetition_penalty" in setting else {}
+def sampling(name: str, setting: dict[str, Any]) -> Operation:
+    prompt: dict[str, Any] = {"prompt_ids": np.arange(512)} if "repetition_penalty" in setting else {}
     rng = np.random.default_rng(0)
 
     def ready(vocab: int) -> Call:
@@ -99,10 +99,10 @@ def last_level_cache() -> int:
     return max((int(size.read_text().rstrip("K\n")) << 10 for size in sizes), default=32 << 20)
 
 
-def cold_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
+def cold_rows(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """At least 64 rows, and three times the last-level cache: each is out of it when its turn comes again."""
     count = max(64, 3 * last_level_cache() // rows[0].nbytes)
-    return np.stack(list(itertools.islice(itertools.cycle(rows), count)))
+    return list(np.stack(list(itertools.islice(itertools.cycle(rows), count))))
 
 
 # ---- timing ----

@@ -8,20 +8,20 @@ import numpy as np
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max())
+    e: np.ndarray = np.exp(x - x.max())
     e /= e.sum()
     return e
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    y = x - x.max()
+    y: np.ndarray = x - x.max()
     y -= np.log(np.exp(y).sum())
     return y
 
 
-def logsumexp(x: np.ndarray) -> np.floating:
+def logsumexp(x: np.ndarray) -> float:
     top = x.max()
-    return top + np.log(np.exp(x - top).sum())
+    return float(top + np.log(np.exp(x - top).sum()))
 
 
 def top_k(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

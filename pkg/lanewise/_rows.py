@@ -41,15 +41,16 @@ def realistic(vocab: int, rng: np.random.Generator) -> np.ndarray:
     likelier = np.log((vocab + 200) / (np.arange(vocab) + 200)) - 1
     z = 0.38 * likelier + np.sqrt(1 - 0.38**2) * rng.standard_normal(vocab)
     z += abs(rng.normal(0.24, 0.14)) * np.maximum(z - 1.5, 0) ** 2
-    return np.float32(rng.normal(3, 7) + rng.uniform(2.8, 4.2) * z)
+    x: np.ndarray = rng.normal(3, 7) + rng.uniform(2.8, 4.2) * z
+    return x.astype(np.float32)
 
 
 def flat(vocab: int, rng: np.random.Generator) -> np.ndarray:
-    return np.float32(0.1 * rng.standard_normal(vocab))
+    return 0.1 * rng.standard_normal(vocab, np.float32)
 
 
 def peaked(vocab: int, rng: np.random.Generator) -> np.ndarray:
-    x = np.float32(rng.standard_normal(vocab))
+    x = rng.standard_normal(vocab, np.float32)
     x[rng.integers(vocab)] = 20
     return x
 

@@ -6,7 +6,7 @@ import argparse
 import io
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,24 @@ import lanewise
 
 WRAP = partial(textwrap.TextWrapper, width=100, break_on_hyphens=False, break_long_words=False)
 
-def lines(values: Mapping[str, Any], indent: str = "") -> Iterable[str]:
-    """A nested mapping, readably: names in one column, the members of an inner collection on one line, or wrapped."""
-    width = max(len(name) for name in values)
+
+def shown(value: Any) -> str:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        return str(value)
+    return ", ".join(map(str, value.values() if isinstance(value, Mapping) else value))
+
+
+def lines(values: Mapping[str, Any]) -> Iterator[str]:
+    """A mapping, and the mappings in it, with the names of each in one column; long values are wrapped."""
+    width = max(map(len, values))
     for name, value in values.items():
-        if isinstance(value, Mapping) and value and not indent:
+        if isinstance(value, Mapping) and value:
             yield f"{name}:"
-            yield from lines(value, "  ")
-            continue
-        members = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
-        start = f"{indent}{name:<{width}}  "
-        yield from WRAP(initial_indent=start, subsequent_indent=" " * len(start)).wrap(", ".join(map(str, members)))
+            deeper = max(map(len, value))
+            yield from (f"  {inner:<{deeper}}  {shown(item)}" for inner, item in value.items())
+        else:
+            start = f"{name:<{width}}  "
+            yield from WRAP(initial_indent=start, subsequent_indent=" " * len(start)).wrap(shown(value) or "none")
 
 
 def info(_: argparse.Namespace) -> int:
@@ -69,4 +76,4 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # tokens are in any script, terminals are not
-    return args.run(args)
+    return int(args.run(args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def show_draws(row: RealRow) -> None:
     logits = row.logits.astype(np.float32)  # what a model on a CPU gives
     print(f"  {'setting':<30} {'drawn with seeds ' + ', '.join(map(str, SEEDS)):<38}{'lanewise':>9}{'NumPy':>10}")
     for name, setting in SETTINGS.items():
-        prompt = {"prompt_ids": row.prompt_ids} if "repetition_penalty" in setting else {}
+        prompt: dict[str, Any] = {"prompt_ids": row.prompt_ids} if "repetition_penalty" in setting else {}
         draw = partial(lanewise.sample, **setting, **prompt)
         drawn = [draw(logits, seed=seed, step=0) for seed in SEEDS]
         numpy_way = partial(_numpy_way.sample, rng=np.random.default_rng(0), **setting, **prompt)
