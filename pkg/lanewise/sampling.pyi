@@ -15,15 +15,12 @@ _Float: TypeAlias = float | np.floating[Any] | np.integer[Any]
 _Int: TypeAlias = int | np.integer[Any]
 _Floats: TypeAlias = _Float | Sequence[_Float] | NDArray[np.floating[Any] | np.integer[Any]] | _SupportsDLPack
 _Ints: TypeAlias = _Int | Sequence[_Int] | NDArray[np.integer[Any]] | _SupportsDLPack
+_Seeds: TypeAlias = _Int | Sequence[_Int | None] | NDArray[np.integer[Any]] | _SupportsDLPack
 _Ids: TypeAlias = (
-    Sequence[_Int] | Sequence[Sequence[_Int] | NDArray[np.integer[Any]]] | NDArray[np.integer[Any]] | _SupportsDLPack
+    Sequence[_Int | Sequence[_Int] | NDArray[np.integer[Any]]] | NDArray[np.integer[Any]] | _SupportsDLPack
 )
 _Bias: TypeAlias = (
-    Mapping[int, float]
-    | Sequence[Mapping[int, float] | None]
-    | Sequence[float]
-    | NDArray[np.floating[Any]]
-    | _SupportsDLPack
+    Mapping[int, float] | Sequence[float | Mapping[int, float] | None] | NDArray[np.floating[Any]] | _SupportsDLPack
 )
 _Mask: TypeAlias = NDArray[np.bool_] | NDArray[np.int32] | NDArray[np.uint32] | Sequence[bool] | _SupportsDLPack
 _Ties: TypeAlias = Literal["lowest", "all"]
@@ -87,7 +84,7 @@ def sample(
     output_ids: _Ids | None = None,
     bias: _Bias | None = None,
     mask: _Mask | None = None,
-    seed: _Ints | Sequence[_Int | None] | None = None,
+    seed: _Seeds | None = None,
     step: _Ints | None = None,
     keys: _Ints | None = None,
     rng: Stream | None = None,
@@ -116,7 +113,7 @@ def sample(
     output_ids: _Ids | None = None,
     bias: _Bias | None = None,
     mask: _Mask | None = None,
-    seed: _Ints | Sequence[_Int | None] | None = None,
+    seed: _Seeds | None = None,
     step: _Ints | None = None,
     keys: _Ints | None = None,
     rng: Stream | None = None,
