@@ -46,7 +46,8 @@ const struct isa_table *const lanewise_tables[] = {
 
 /* ---- the veto ---- */
 
-enum { /* bits of CPUID leaf 1 ECX, leaf 7 EBX and XCR0: Intel SDM volume 2A, CPUID; volume 1, 13.3 */
+/* bits of CPUID leaf 1 ECX, leaf 7 EBX and XCR0: Intel SDM volume 2A, CPUID; volume 1, 13.3 */
+enum {
   ECX_FMA = 1 << 12,
   ECX_OSXSAVE = 1 << 27,
   ECX_AVX = 1 << 28,
@@ -64,7 +65,8 @@ int lanewise_x86_allows(const char *isa, const struct x86_registers *r) {
   const uint32_t ecx = ECX_FMA | ECX_AVX | ECX_F16C;
   const uint32_t ebx = EBX_AVX512VL | EBX_AVX512F | EBX_AVX512DQ | EBX_AVX512BW;
   uint64_t xcr0 = r->leaf1_ecx & ECX_OSXSAVE ? r->xcr0 : 0;
-  int avx2 = r->max_leaf >= 7 && (r->leaf1_ecx & ecx) == ecx && (r->leaf7_ebx & EBX_AVX2) && (xcr0 & XCR0_YMM) == XCR0_YMM;
+  int avx2 =
+      r->max_leaf >= 7 && (r->leaf1_ecx & ecx) == ecx && (r->leaf7_ebx & EBX_AVX2) && (xcr0 & XCR0_YMM) == XCR0_YMM;
   if (!strcmp(isa, "scalar")) {
     return 1;
   }

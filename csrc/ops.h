@@ -58,11 +58,11 @@ enum { MASK_NONE, MASK_BOOL, MASK_BITS };
 
 struct sample_args {
   struct span x, params;
-  struct span mask;                                      /* bytes, or 32-bit words */
-  struct span bias_ids, bias_values, bias_offsets;       /* int64, float32, int64[rows + 1]; or dense float32 values */
-  struct span prompt_ids, prompt_offsets;                /* int64, int64[rows + 1] */
+  struct span mask;                                /* bytes, or 32-bit words */
+  struct span bias_ids, bias_values, bias_offsets; /* int64, float32, int64[rows + 1]; or dense float32 values */
+  struct span prompt_ids, prompt_offsets;          /* int64, int64[rows + 1] */
   struct span output_ids, output_offsets;
-  struct span tokens, status;                            /* int64[rows] each */
+  struct span tokens, status;                                 /* int64[rows] each */
   struct span support_ids, support_logprobs, support_offsets; /* int64, float32, int64[rows + 1] */
   int64_t rows, cols, dtype;
   int64_t x_stride;
@@ -82,9 +82,7 @@ struct noise_args {
 
 enum { SAMPLE_MAX_VOCAB = 1 << 20 };
 
-static inline size_t lanewise_scratch_bytes(int64_t cols) {
-  return 64u * (size_t)cols + (256u << 10);
-}
+static inline size_t lanewise_scratch_bytes(int64_t cols) { return 64u * (size_t)cols + (256u << 10); }
 
 /* One table a unit. */
 struct isa_table {

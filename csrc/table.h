@@ -1,9 +1,7 @@
 /* The one exported table of a unit, from the list. An ISA with an algorithm of its own for an operation defines
    OVERRIDES as [OP_name] = function, before it includes this file; later initialisers win. */
-#define KERNEL(group, name, args)                              \
-  static void entry_##name(const void *a, void *scratch) {     \
-    name((const struct args *)a, scratch);                     \
-  }
+#define KERNEL(group, name, args) \
+  static void entry_##name(const void *a, void *scratch) { name((const struct args *)a, scratch); }
 #include "kernels.def"
 #undef KERNEL
 
@@ -18,4 +16,5 @@ const struct isa_table TABLE = {
 #ifdef OVERRIDES
         OVERRIDES
 #endif
-    }};
+    },
+};

@@ -45,8 +45,7 @@ INLINE vf v_load_f16(const uint16_t *p) {
              _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
 }
 INLINE __m256 bf16x8(const uint16_t *p) {
-  return _mm256_castsi256_ps(
-      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 INLINE vf v_load_bf16(const uint16_t *p) { return vf2(bf16x8(p), bf16x8(p + 8)); }
 
@@ -56,14 +55,10 @@ INLINE vf v_mul(vf a, vf b) { return vf2(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_p
 INLINE vf v_div(vf a, vf b) { return vf2(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)); }
 INLINE vf v_max(vf a, vf b) { return vf2(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)); }
 INLINE vf v_min(vf a, vf b) { return vf2(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)); }
-INLINE vf v_fma(vf a, vf b, vf c) {
-  return vf2(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
-}
+INLINE vf v_fma(vf a, vf b, vf c) { return vf2(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)); }
 
-#define COMPARE(name, how)                                                            \
-  INLINE vm name(vf a, vf b) {                                                        \
-    return vm2(_mm256_cmp_ps(a.lo, b.lo, how), _mm256_cmp_ps(a.hi, b.hi, how));       \
-  }
+#define COMPARE(name, how) \
+  INLINE vm name(vf a, vf b) { return vm2(_mm256_cmp_ps(a.lo, b.lo, how), _mm256_cmp_ps(a.hi, b.hi, how)); }
 COMPARE(v_gt, _CMP_GT_OQ)
 COMPARE(v_ge, _CMP_GE_OQ)
 COMPARE(v_eq, _CMP_EQ_OQ)
@@ -71,9 +66,7 @@ COMPARE(v_unord, _CMP_UNORD_Q)
 #undef COMPARE
 INLINE vm m_or(vm a, vm b) { return vm2(_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)); }
 INLINE vm m_and(vm a, vm b) { return vm2(_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)); }
-INLINE unsigned m_bits(vm a) {
-  return (unsigned)_mm256_movemask_ps(a.lo) | (unsigned)_mm256_movemask_ps(a.hi) << 8;
-}
+INLINE unsigned m_bits(vm a) { return (unsigned)_mm256_movemask_ps(a.lo) | (unsigned)_mm256_movemask_ps(a.hi) << 8; }
 INLINE vm m_of_bits(unsigned bits) {
   const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   __m256i lo = _mm256_set1_epi32((int)bits), hi = _mm256_set1_epi32((int)(bits >> 8));
@@ -133,8 +126,7 @@ INLINE __m256 max_rows8(const vf *r) {
     m[i] = _mm256_max_ps(r[i].lo, r[i].hi);
   }
   for (int i = 0; i < 4; i++) {
-    pair[i] = _mm256_max_ps(_mm256_permute2f128_ps(m[i], m[i + 4], 0x20),
-                            _mm256_permute2f128_ps(m[i], m[i + 4], 0x31));
+    pair[i] = _mm256_max_ps(_mm256_permute2f128_ps(m[i], m[i + 4], 0x20), _mm256_permute2f128_ps(m[i], m[i + 4], 0x31));
   }
   for (int i = 0; i < 2; i++) {
     quad[i] = _mm256_max_ps(_mm256_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0x44),

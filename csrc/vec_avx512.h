@@ -21,8 +21,7 @@ INLINE void v_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
 INLINE void v_store_n(float *p, size_t n, vf a) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
 INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vf v_load_bf16(const uint16_t *p) {
-  return _mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
 INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
@@ -86,8 +85,8 @@ INLINE vf v_max_rows(const vf *r) {
     two[i] = _mm512_max_ps(_mm512_shuffle_f32x4(r[a], r[b], 0x44), _mm512_shuffle_f32x4(r[a], r[b], 0xEE));
   }
   for (int i = 0; i < 4; i++) {
-    four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(two[i], two[i + 4], 0x88),
-                            _mm512_shuffle_f32x4(two[i], two[i + 4], 0xDD));
+    four[i] =
+        _mm512_max_ps(_mm512_shuffle_f32x4(two[i], two[i + 4], 0x88), _mm512_shuffle_f32x4(two[i], two[i + 4], 0xDD));
   }
   for (int i = 0; i < 2; i++) {
     eight[i] = _mm512_max_ps(_mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0x44),

@@ -15,16 +15,16 @@ INLINE size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* ---- rows of any dtype ---- */
 
 /* Calls body(args, scratch, dtype) with dtype a constant, so that each dtype gets loops of its own. */
-#define FOR_DTYPE(body, args, scratch)      \
-  switch ((args)->dtype) {                  \
-  case DTYPE_F32:                           \
-    body(args, scratch, DTYPE_F32);         \
-    break;                                  \
-  case DTYPE_F16:                           \
-    body(args, scratch, DTYPE_F16);         \
-    break;                                  \
-  default:                                  \
-    body(args, scratch, DTYPE_BF16);        \
+#define FOR_DTYPE(body, args, scratch) \
+  switch ((args)->dtype) {             \
+  case DTYPE_F32:                      \
+    body(args, scratch, DTYPE_F32);    \
+    break;                             \
+  case DTYPE_F16:                      \
+    body(args, scratch, DTYPE_F16);    \
+    break;                             \
+  default:                             \
+    body(args, scratch, DTYPE_BF16);   \
   }
 
 INLINE vf row_load(const void *row, size_t i, int dtype) {

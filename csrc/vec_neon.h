@@ -10,11 +10,11 @@ typedef struct {
 typedef vu vm; /* lanes of all ones or all zeros */
 typedef uint64x2_t vw;
 
-#define QUARTERS(type, expr)      \
-  type r_;                        \
-  for (int i = 0; i < 4; i++) {   \
-    r_.q[i] = (expr);             \
-  }                               \
+#define QUARTERS(type, expr)    \
+  type r_;                      \
+  for (int i = 0; i < 4; i++) { \
+    r_.q[i] = (expr);           \
+  }                             \
   return r_
 
 INLINE vf v_set1(float a) { QUARTERS(vf, vdupq_n_f32(a)); }
@@ -35,12 +35,8 @@ INLINE void v_store_n(float *p, size_t n, vf a) {
   v_store(tail, a);
   memcpy(p, tail, n * sizeof *p);
 }
-INLINE vf v_load_f16(const uint16_t *p) {
-  QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
-}
-INLINE vf v_load_bf16(const uint16_t *p) {
-  QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
-}
+INLINE vf v_load_f16(const uint16_t *p) { QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
+INLINE vf v_load_bf16(const uint16_t *p) { QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
 
 INLINE vf v_add(vf a, vf b) { QUARTERS(vf, vaddq_f32(a.q[i], b.q[i])); }
 INLINE vf v_sub(vf a, vf b) { QUARTERS(vf, vsubq_f32(a.q[i], b.q[i])); }
@@ -71,9 +67,7 @@ INLINE unsigned m_bits(vm a) {
 }
 INLINE vm m_of_bits(unsigned bits) { QUARTERS(vm, vtstq_u32(vdupq_n_u32(bits >> 4 * i), vld1q_u32(lane_bit))); }
 INLINE vf v_select(vm m, vf a, vf b) { QUARTERS(vf, vbslq_f32(m.q[i], a.q[i], b.q[i])); }
-INLINE vf v_keep(vm m, vf a) {
-  QUARTERS(vf, vreinterpretq_f32_u32(vandq_u32(m.q[i], vreinterpretq_u32_f32(a.q[i]))));
-}
+INLINE vf v_keep(vm m, vf a) { QUARTERS(vf, vreinterpretq_f32_u32(vandq_u32(m.q[i], vreinterpretq_u32_f32(a.q[i])))); }
 
 INLINE vu v_bits(vf a) { QUARTERS(vu, vreinterpretq_u32_f32(a.q[i])); }
 INLINE vf v_of_bits(vu a) { QUARTERS(vf, vreinterpretq_f32_u32(a.q[i])); }

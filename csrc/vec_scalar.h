@@ -14,11 +14,11 @@ typedef struct {
 } vm;
 typedef uint64_t vw;
 
-#define EACH(type, field, expr)       \
-  type r_;                            \
-  for (int i = 0; i < LANES; i++) {   \
-    r_.field[i] = (expr);             \
-  }                                   \
+#define EACH(type, field, expr)     \
+  type r_;                          \
+  for (int i = 0; i < LANES; i++) { \
+    r_.field[i] = (expr);           \
+  }                                 \
   return r_
 
 INLINE float bits_to_float(uint32_t u) {

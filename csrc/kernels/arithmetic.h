@@ -1,13 +1,13 @@
 /* The words of the arithmetic as kernels, so that Python can walk every value of them on every ISA. */
 
-#define MAP(name, in_type, out_type, expr)                                     \
-  static void name(const struct row_args *a, void *scratch) {                  \
-    (void)scratch;                                                             \
-    const in_type *x = a->x.ptr;                                               \
-    out_type *out = a->out.ptr;                                                \
-    for (int64_t i = 0; i < a->cols; i++) {                                    \
-      out[i] = (expr);                                                         \
-    }                                                                          \
+#define MAP(name, in_type, out_type, expr)                    \
+  static void name(const struct row_args *a, void *scratch) { \
+    (void)scratch;                                            \
+    const in_type *x = a->x.ptr;                              \
+    out_type *out = a->out.ptr;                               \
+    for (int64_t i = 0; i < a->cols; i++) {                   \
+      out[i] = (expr);                                        \
+    }                                                         \
   }
 
 static void exp32(const struct row_args *a, void *scratch) {

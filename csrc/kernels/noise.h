@@ -35,7 +35,8 @@ static void noise_children(double a[FANOUT], double parent, size_t position, siz
   a[position] = parent;
 }
 
-INLINE void noise_blocks(double a[FANOUT], double root, size_t position, size_t superblock, const struct philox_key *key) {
+INLINE void noise_blocks(double a[FANOUT], double root, size_t position, size_t superblock,
+                         const struct philox_key *key) {
   noise_children(a, root, position, superblock * FANOUT, DOMAIN_BLOCK, FANOUT, key);
 }
 

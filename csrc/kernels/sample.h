@@ -5,13 +5,14 @@
    inverse CDF on the integer weights in id order. */
 
 struct row_state {
-  float *z;        /* cols, padded to whole blocks */
-  float *maxima;   /* of blocks of 64 */
-  char *scratch;   /* for selections */
+  float *z;      /* cols, padded to whole blocks */
+  float *maxima; /* of blocks of 64 */
+  char *scratch; /* for selections */
   size_t n;
   float max;
-  float inverse;   /* 1 / T of the steps so far: 1 before the temperature step */
+  float inverse; /* 1 / T of the steps so far: 1 before the temperature step */
   double temperature;
+  int force_exact;
 };
 
 /* ---- the row as it is judged ---- */
@@ -152,12 +153,25 @@ INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
   return whole + (round_up && product != (unsigned __int128)whole << shift);
 }
 
+/* The first k of z's order: by block maxima (top_k.h), or by radix when k is near the number of blocks. */
+static struct prefix first_k(struct row_state *s, size_t k) {
+  if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
+    return select_count(s->z, s->n, k, s->scratch);
+  }
+  struct list above, equal;
+  int has_nan = 0;
+  block_maxima(s->maxima, s->z, s->n, DTYPE_F32, &has_nan);
+  top_k_by_blocks(s->z, s->n, DTYPE_F32, s->maxima, k, s->scratch, &above, &equal);
+  const struct list *last = equal.count ? &equal : &above;
+  return (struct prefix){last->value[last->count - 1], last->id[last->count - 1]};
+}
+
 static void with_min_keep(struct row_state *s, struct prefix p, size_t min_keep, int ties_all) {
   if (ties_all) {
     p.last_tie = s->n;
   }
   if (min_keep > 1) { /* what is allowed may be less: the prefix of n ids then holds all of it */
-    struct prefix least = select_count(s->z, s->n, min_size(min_keep, s->n), s->scratch);
+    struct prefix least = first_k(s, min_size(min_keep, s->n));
     p = is_longer(least, p) ? least : p;
   }
   keep(s, p);
@@ -166,7 +180,7 @@ static void with_min_keep(struct row_state *s, struct prefix p, size_t min_keep,
 static void truncate_top_k(struct row_state *s, const struct sample_params *p, int ties_all) {
   size_t k = (size_t)(p->top_k > p->min_keep ? p->top_k : p->min_keep);
   if (p->top_k > 0 && k < s->n) {
-    with_min_keep(s, select_count(s->z, s->n, k, s->scratch), 1, ties_all);
+    with_min_keep(s, first_k(s, k), 1, ties_all);
   }
 }
 
@@ -261,7 +275,7 @@ static void put_support(struct row_state *s, const struct sample_args *a, int64_
 static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   size_t n = (size_t)a->cols, room = (n + BLOCK) / BLOCK * BLOCK;
-  struct row_state s = {.z = (float *)scratch, .n = n, .inverse = 1.0f};
+  struct row_state s = {.z = (float *)scratch, .n = n, .inverse = 1.0f, .force_exact = a->force_exact != 0};
   uint32_t *counts = (uint32_t *)(s.z + room);
   s.maxima = (float *)(counts + room);
   s.scratch = (char *)(s.maxima + room);

@@ -78,6 +78,15 @@ INLINE void weigh16(uint64_t w[LANES], vf z, const struct weighing *how) {
   }
 }
 
+static int all_equal(const float *value, size_t n) {
+  for (size_t i = 1; i < n; i++) {
+    if (value[i] != value[0]) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
 /* The digit, from the top, in which `limit` is reached; what lies above it is taken off limit. */
 INLINE size_t digit_reaching(const uint64_t *mass, size_t digits, uint64_t *limit) {
   size_t d = digits - 1;
@@ -87,59 +96,73 @@ INLINE size_t digit_reaching(const uint64_t *mass, size_t digits, uint64_t *limi
   return d;
 }
 
-/* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
-static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how, char *scratch) {
-  uint64_t mass[DIGITS] = {0}, w[LANES];
-  uint32_t key[LANES];
-  float *value = (float *)scratch;
-  size_t room = (n + 2 * LANES) / LANES * LANES, count = 0;
-  uint32_t *id = (uint32_t *)(value + room);
+/* Adds the weight of every z to mass[its digit]. Runs of one digit are summed first: ties would wait for their store.
+ */
+static void add_masses(uint64_t *mass, const float *z, size_t n, int shift, uint32_t digits,
+                       const struct weighing *how) {
+  uint64_t w[LANES], running = 0;
+  uint32_t key[LANES], last = 0;
   for (size_t i = 0; i < n; i += LANES) {
     size_t lanes = min_size(LANES, n - i);
     vf v = v_load_n(z + i, lanes, -INFINITY);
-    u_store(key, u_shr(order_keys(v), TOP_SHIFT));
+    u_store(key, order_keys(v));
     weigh16(w, v, how);
     for (size_t j = 0; j < lanes; j++) {
-      mass[key[j]] += w[j];
+      uint32_t digit = key[j] >> shift & (digits - 1);
+      if (digit != last) {
+        mass[last] += running;
+        running = 0;
+        last = digit;
+      }
+      running += w[j];
     }
   }
-  uint32_t prefix = (uint32_t)digit_reaching(mass, DIGITS, &limit);
+  mass[last] += running;
+}
+
+/* The entries of z whose digits from `shift` up are `prefix`, in order; id NULL numbers them from 0. May be in place.
+ */
+static size_t gather_digit(const float *z, const uint32_t *id, size_t n, int shift, uint32_t prefix, float *value,
+                           uint32_t *to) {
+  size_t count = 0;
   for (size_t i = 0; i < n; i += LANES) {
     size_t lanes = min_size(LANES, n - i);
     vf v = v_load_n(z + i, lanes, -INFINITY);
-    unsigned hits = m_bits(u_eq(u_shr(order_keys(v), TOP_SHIFT), u_set1(prefix))) & ((1u << lanes) - 1u);
+    unsigned hits = m_bits(u_eq(u_shr(order_keys(v), shift), u_set1(prefix))) & ((1u << lanes) - 1u);
     for (; hits; hits &= hits - 1) {
       size_t j = i + (size_t)__builtin_ctz(hits);
       value[count] = z[j];
-      id[count++] = (uint32_t)j;
+      to[count++] = id ? id[j] : (uint32_t)j;
     }
   }
-  static const int shifts[2] = {MIDDLE_SHIFT, 0}, bits[2] = {DIGIT_BITS, MIDDLE_SHIFT};
-  uint64_t tie_weight = 1;
-  for (int pass = 0; pass < 2; pass++) {
-    size_t kept = 0, digits = (size_t)1 << bits[pass];
+  return count;
+}
+
+/* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
+static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
+                                   char *scratch) {
+  static const int shifts[3] = {TOP_SHIFT, MIDDLE_SHIFT, 0};
+  uint64_t mass[DIGITS], w[LANES];
+  float *value = (float *)scratch;
+  uint32_t *id = (uint32_t *)(value + (n + 2 * LANES) / LANES * LANES), prefix = 0;
+  const float *left = z;
+  size_t count = n;
+  for (int pass = 0, bits = 32; pass < 3; pass++) {
+    uint32_t digits = 1u << (bits - shifts[pass]);
     memset(mass, 0, digits * sizeof *mass);
-    for (size_t i = 0; i < count; i += LANES) {
-      size_t lanes = min_size(LANES, count - i);
-      weigh16(w, v_load_n(value + i, lanes, -INFINITY), how);
-      for (size_t j = 0; j < lanes; j++) {
-        mass[order_key(value[i + j]) >> shifts[pass] & (digits - 1)] += w[j];
-      }
+    add_masses(mass, left, count, shifts[pass], digits, how);
+    prefix = prefix * digits + (uint32_t)digit_reaching(mass, digits, &limit);
+    count = gather_digit(left, pass ? id : NULL, count, shifts[pass], prefix, value, id);
+    left = value;
+    bits = shifts[pass];
+    if (all_equal(value, count)) {
+      break;
     }
-    uint32_t digit = (uint32_t)digit_reaching(mass, digits, &limit);
-    prefix = prefix << bits[pass] | digit;
-    for (size_t i = 0; i < count; i++) {
-      if ((order_key(value[i]) >> shifts[pass] & (digits - 1)) == digit) {
-        value[kept] = value[i];
-        id[kept++] = id[i];
-      }
-    }
-    count = kept;
-    tie_weight = count ? mass[digit] / count : 1;
   }
   /* all left are equal, of equal weight, in id order */
-  size_t ties = tie_weight ? (size_t)((limit + tie_weight - 1) / tie_weight) : count;
-  return (struct prefix){key_value(prefix), id[min_size(ties, count) - 1]};
+  weigh16(w, v_set1(value[0]), how);
+  size_t ties = w[0] ? (size_t)((limit + w[0] - 1) / w[0]) : count;
+  return (struct prefix){value[0], id[min_size(ties, count) - 1]};
 }
 
 static struct prefix select_count(const float *z, size_t n, size_t k, char *scratch) {

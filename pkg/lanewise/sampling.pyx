@@ -2,10 +2,10 @@
 """Logits to tokens. Thin: checks, fills an args struct, runs one kernel for the whole batch."""
 cimport numpy as cnp
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
-from cpython.long cimport PyLong_Check
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
 from libc.float cimport DBL_MAX, FLT_MAX, FLT_MIN
 from libc.math cimport INFINITY
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, int64_t, uint64_t
 from libc.string cimport memset
 
 import operator
@@ -89,9 +89,25 @@ cdef double number(object value, str name, double low, double high) except? -1:
     return v
 
 
-cdef bint is_scalar(object value):
-    return (PyFloat_Check(value) or PyLong_Check(value) or isinstance(value, (np.number, np.bool_))
-            or getattr(value, "ndim", None) == 0)
+# An integer in low .. high as its 64 bits. high is for unsigned ones, where low is 0.
+cdef uint64_t integer(object value, str name, int64_t low, uint64_t high) except? 0xdead:
+    cdef int64_t signed
+    cdef int overflow = 0
+    if not PyLong_Check(value):
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    signed = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow > 0 and value <= high:
+        return value
+    if overflow or signed < low or (signed >= 0 and <uint64_t>signed > high):
+        raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+    return <uint64_t>signed
+
+
+cdef inline bint is_scalar(object value):
+    return PyFloat_Check(value) or PyLong_Check(value) or isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0
 
 
 cdef list per_row(object value, str name, int64_t rows):
@@ -102,39 +118,30 @@ cdef list per_row(object value, str name, int64_t rows):
 
 
 # Writes value to a double that recurs every `step` bytes, rows times.
-cdef int fill_doubles(char *to, int64_t step, int64_t rows, object value, str name, double low, double high) except -1:
+cdef int fill_doubles(void *to, int64_t step, int64_t rows, object value, str name, double low, double high) except -1:
     cdef int64_t i
     cdef double v
     if is_scalar(value):
         v = number(value, name, low, high)
         for i in range(rows):
-            (<double *>(to + i * step))[0] = v
-        return 0
-    for i, item in enumerate(per_row(value, name, rows)):
-        (<double *>(to + i * step))[0] = number(item, f"{name}[{i}]", low, high)
+            (<double *>(<char *>to + i * step))[0] = v
+    else:
+        for i, item in enumerate(per_row(value, name, rows)):
+            (<double *>(<char *>to + i * step))[0] = number(item, f"{name}[{i}]", low, high)
     return 0
 
 
-cdef object integer(object value, str name, object low, object high):
-    try:
-        v = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if not low <= v <= high:
-        raise ValueError(f"{name} must be in [{low}, {high}], got {v}")
-    return v
-
-
-cdef int fill_integers(char *to, int64_t step, int64_t rows, object value, str name, object low, object high) except -1:
+cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str name, int64_t low,
+                       uint64_t high) except -1:
     cdef int64_t i
-    cdef uint64_t bits
+    cdef uint64_t v
     if is_scalar(value):
-        bits = integer(value, name, low, high) & 0xffffffffffffffff
+        v = integer(value, name, low, high)
         for i in range(rows):
-            (<uint64_t *>(to + i * step))[0] = bits
-        return 0
-    for i, item in enumerate(per_row(value, name, rows)):
-        (<uint64_t *>(to + i * step))[0] = integer(item, f"{name}[{i}]", low, high) & 0xffffffffffffffff
+            (<uint64_t *>(<char *>to + i * step))[0] = v
+    else:
+        for i, item in enumerate(per_row(value, name, rows)):
+            (<uint64_t *>(<char *>to + i * step))[0] = integer(item, f"{name}[{i}]", low, high)
     return 0
 
 
@@ -164,7 +171,7 @@ cdef object map_rows(int op, object x, object temperature, object axis, object o
         temperatures = np.empty(r.rows, np.float64)
         a.temperature = whole(temperatures)
         a.temperature_step = 1
-        fill_doubles(<char *>a.temperature.ptr, sizeof(double), r.rows, temperature, "temperature", low, DBL_MAX)
+        fill_doubles(a.temperature.ptr, sizeof(double), r.rows, temperature, "temperature", low, DBL_MAX)
     shape = () if r.single else (r.rows,)
     if not reduces:
         shape += (r.cols,)
@@ -266,6 +273,12 @@ cdef int check_on_invalid(object on_invalid) except -1:
     return 0
 
 
+cdef int check_ties(object ties) except -1:
+    if ties != "lowest" and ties != "all":
+        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
+    return ties == "all"
+
+
 cdef object tokens_out(object out, rows_t *r):
     if out is None:
         return np.empty(r.rows, np.int64)
@@ -312,37 +325,45 @@ def top_k(logits, k, *, ties="lowest", out=None):
     """
     cdef rows_t r
     cdef top_k_args a
-    cdef int64_t width
-    if ties != "lowest" and ties != "all":
-        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
+    cdef int64_t width, widest
+    memset(&a, 0, sizeof(a))
+    a.ties_all = check_ties(ties)
     owner = logits_rows(logits, &r, "logits")
     width = integer(k, "k", 1, r.cols)
-    memset(&a, 0, sizeof(a))
     a.x = rows_span(&r)
-    a.rows, a.cols, a.dtype, a.x_stride, a.k = r.rows, r.cols, r.dtype, r.stride, width
-    a.ties_all, a.force_exact = ties == "all", force_exact
-    while True:
-        values, ids, status = run_top_k(&a, width, out)
-        widest = int(status.max()) if r.rows else width
-        if widest <= width:
-            break
+    a.rows, a.cols, a.dtype, a.x_stride, a.k, a.force_exact = r.rows, r.cols, r.dtype, r.stride, width, force_exact
+    values, ids, status, widest = run_top_k(&a, width)
+    if widest > width:
         if out is not None:
             raise ValueError(f"out holds {width} entries a row, but with ties='all' a row has {widest}")
-        width = widest
-    if r.rows and status.min() < 0:
+        values, ids, status, widest = run_top_k(&a, widest)
+    if widest < 0:
         raise InvalidLogitsError(np.flatnonzero(status < 0).tolist(), ids[0] if r.single else ids)
-    if out is not None:
-        out[0][...], out[1][...] = values.reshape(out[0].shape), ids.reshape(out[1].shape)
-        return out[0], out[1]
-    return (values[0], ids[0]) if r.single else (values, ids)
+    if r.single:
+        values, ids = values[0], ids[0]
+    if out is None:
+        return values, ids
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError("out must be (values, ids)")
+    check_out(out[0], values.shape, np.float32, "out[0]")[...] = values
+    check_out(out[1], ids.shape, np.int64, "out[1]")[...] = ids
+    return out[0], out[1]
 
 
-cdef tuple run_top_k(top_k_args *a, int64_t width, object out):
+# (values, ids, status, the widest row's entries; -1 if a row is invalid)
+cdef tuple run_top_k(top_k_args *a, int64_t width):
+    cdef int64_t widest = 0, i
+    cdef int64_t *entries
     values, ids = np.empty((a.rows, width), np.float32), np.empty((a.rows, width), np.int64)
     status = np.empty(a.rows, np.int64)
     a.width, a.values, a.ids, a.status = width, whole(values), whole(ids), whole(status)
     run(OP_top_k, a, a.cols)
-    return values, ids, status
+    entries = <int64_t *>a.status.ptr
+    for i in range(a.rows):
+        if entries[i] < 0:
+            return values, ids, status, -1
+        widest = max(widest, entries[i])
+    return values, ids, status, widest
 
 
 # ---- sample ----
@@ -458,55 +479,110 @@ cdef object mask_array(object mask, rows_t *r):
     return np.ascontiguousarray(array)
 
 
-cdef int fill_draw(char *params, rows_t *r, object seed, object step, object keys, object u, object rng) except -1:
-    """Which noise each row uses: seed, key and step, or u."""
-    cdef sample_params *p = <sample_params *>params
+# Which noise each row uses: seed, key and step, or u.
+cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object keys, object u, object rng) except -1:
     cdef int64_t size = sizeof(sample_params), i
+    cdef bint one_seed = True
     if (seed is not None) + (rng is not None) + (u is not None) > 1:
         raise ValueError("give one of seed, rng and u")
     if u is not None:
         if step is not None or keys is not None:
             raise ValueError("step and keys go with seed or rng, not with u")
-        return fill_doubles(<char *>&p.u, size, r.rows, u, "u", 0.0, 1.0 - 2.0 ** -53)
-    default_keys = np.arange(r.rows)
+        return fill_doubles(&p.u, size, r.rows, u, "u", 0.0, 1.0 - 2.0 ** -53)
     if rng is not None:
-        if not isinstance(rng, Stream):
-            raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
         if step is not None:
             raise ValueError("step comes from rng; give one of them")
         seed, step = rng.seed, rng.step
-        if step >= 2 ** 32:
+        if step > UINT32_MAX:
             raise ValueError(f"{rng!r} has used up its steps")
     elif seed is None:
         if step is not None:
             raise ValueError("step needs seed")
-        seed, step = int.from_bytes(os.urandom(8), "little"), 0
+        seed, step = entropy(), 0
     elif step is None:
         raise ValueError("seed needs step=, or a loop would reuse its noise; rng=lanewise.Stream(seed) counts by itself")
     elif not is_scalar(seed):
-        default_keys = 0
-        seed = [int.from_bytes(os.urandom(8), "little") if s is None else s for s in per_row(seed, "seed", r.rows)]
-    fill_integers(<char *>&p.seed, size, r.rows, seed, "seed", 0, 2 ** 64 - 1)
-    fill_integers(<char *>&p.step, size, r.rows, step, "step", 0, 2 ** 32 - 1)
-    return fill_integers(<char *>&p.key, size, r.rows, default_keys if keys is None else keys, "keys", 0, 2 ** 64 - 1)
+        one_seed = False
+        seed = [entropy() if s is None else s for s in per_row(seed, "seed", r.rows)]
+    fill_integers(&p.seed, size, r.rows, seed, "seed", 0, UINT64_MAX)
+    fill_integers(&p.step, size, r.rows, step, "step", 0, UINT32_MAX)
+    if keys is not None:
+        return fill_integers(&p.key, size, r.rows, keys, "keys", 0, UINT64_MAX)
+    for i in range(r.rows):
+        p[i].key = i if one_seed else 0
+    return 0
 
 
-cdef dict merged(object params, dict given):
-    """The keywords, or where params are given, theirs; both for one name is an error."""
-    if params is None:
-        return given
-    if isinstance(params, SamplingParams):
-        one, rows = params, None
-    else:
-        rows = list(params)
-        if not all(isinstance(row, SamplingParams) for row in rows):
-            raise TypeError("params must be a SamplingParams or a list of them, one a row")
-        one = SamplingParams()
-    for name, value in given.items():
-        default = getattr(SamplingParams(), name)
-        if not (is_scalar(value) and value == default):
+cdef object entropy():
+    return int.from_bytes(os.urandom(8), "little")
+
+
+# Numbers of SamplingParams, one for all rows or a list, one a row; a keyword beside them is an error.
+cdef list from_params(object params, list given):
+    rows = [params] if isinstance(params, SamplingParams) else list(params)
+    if not all(isinstance(row, SamplingParams) for row in rows):
+        raise TypeError("params must be a SamplingParams or a list of them, one a row")
+    for name, value in zip(PARAMETERS, given):
+        if not (is_scalar(value) and value == getattr(_DEFAULTS, name)):
             raise ValueError(f"{name} is given in params and as a keyword")
-    return {name: getattr(one, name) if rows is None else [getattr(row, name) for row in rows] for name in given}
+    if isinstance(params, SamplingParams):
+        return [getattr(params, name) for name in PARAMETERS]
+    return [[getattr(row, name) for row in rows] for name in PARAMETERS]
+
+
+PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "min_keep", "repetition_penalty", "frequency_penalty",
+              "presence_penalty")
+_DEFAULTS = SamplingParams()
+
+
+cdef int fill_numbers(sample_params *p, int64_t rows, object temperature, object top_k, object top_p, object min_p,
+                      object min_keep, object repetition_penalty, object frequency_penalty,
+                      object presence_penalty) except -1:
+    cdef int64_t size = sizeof(sample_params)
+    fill_doubles(&p.temperature, size, rows, temperature, "temperature", 0.0, DBL_MAX)
+    fill_integers(&p.top_k, size, rows, top_k, "top_k", INT64_MIN, INT64_MAX)
+    fill_doubles(&p.top_p, size, rows, top_p, "top_p", -INFINITY, INFINITY)
+    fill_doubles(&p.min_p, size, rows, min_p, "min_p", 0.0, 1.0)
+    fill_integers(&p.min_keep, size, rows, min_keep, "min_keep", 0, INT64_MAX)
+    fill_doubles(&p.repetition_penalty, size, rows, repetition_penalty, "repetition_penalty", FLT_MIN, FLT_MAX)
+    fill_doubles(&p.frequency_penalty, size, rows, frequency_penalty, "frequency_penalty", -FLT_MAX, FLT_MAX)
+    fill_doubles(&p.presence_penalty, size, rows, presence_penalty, "presence_penalty", -FLT_MAX, FLT_MAX)
+    return 0
+
+
+# Bias, penalties and masks of a call; returns what the spans point into.
+cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output_ids, object bias, object mask):
+    kept = []
+    if prompt_ids is not None:
+        ids, offsets = ragged_ids(prompt_ids, "prompt_ids", r)
+        kept += ids, offsets
+        a.prompt_ids, a.prompt_offsets = whole(ids), whole(offsets)
+    if output_ids is not None:
+        ids, offsets = ragged_ids(output_ids, "output_ids", r)
+        kept += ids, offsets
+        a.output_ids, a.output_offsets = whole(ids), whole(offsets)
+    if bias is not None and is_sparse(bias):
+        ids, values, offsets = sparse_bias(bias, r)
+        kept += ids, values, offsets
+        a.bias_ids, a.bias_values, a.bias_offsets = whole(ids), whole(values), whole(offsets)
+    elif bias is not None:
+        values = dense_bias(bias, r)
+        kept.append(values)
+        a.bias_values, a.bias_dense = whole(values), 1
+        a.bias_stride = r.cols * 4 if values.ndim == 2 else 0
+    if mask is not None:
+        words = mask_array(mask, r)
+        is_bool = words.dtype == np.bool_
+        kept.append(words)
+        a.mask, a.mask_kind = whole(words), MASK_BOOL if is_bool else MASK_BITS
+        a.mask_width = words.shape[words.ndim - 1] * (1 if is_bool else 32)
+        a.mask_stride = words.strides[0] if words.ndim == 2 else 0
+    return kept
+
+
+cdef bint is_sparse(object bias):
+    return isinstance(bias, Mapping) or (isinstance(bias, (list, tuple))
+                                         and all(row is None or isinstance(row, Mapping) for row in bias))
 
 
 def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, min_keep=1, repetition_penalty=1.0,
@@ -529,65 +605,37 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     """
     cdef rows_t r
     cdef sample_args a
+    cdef sample_params one
+    cdef sample_params *p = &one
+    cdef int64_t token
     check_on_invalid(on_invalid)
-    if ties != "lowest" and ties != "all":
-        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
     memset(&a, 0, sizeof(a))
+    a.ties_all = check_ties(ties)
     fill_steps(a.steps, preset)
     owner = logits_rows(logits, &r, "logits")
     if vocab_size is not None:
         r.cols = integer(vocab_size, "vocab_size", 1, r.cols)
     if r.cols > SAMPLE_MAX_VOCAB:
         raise ValueError(f"sample takes up to {SAMPLE_MAX_VOCAB} ids, got {r.cols}")
-    rows_params = bytearray(r.rows * sizeof(sample_params))
-    cdef char *base = rows_params
-    cdef sample_params *p = <sample_params *>base
-    cdef int64_t size = sizeof(sample_params)
-    numbers = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, min_keep=min_keep,
-                   repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
-                   presence_penalty=presence_penalty)
-    numbers = merged(params, numbers)
-    fill_doubles(<char *>&p.temperature, size, r.rows, numbers["temperature"], "temperature", 0.0, DBL_MAX)
-    fill_integers(<char *>&p.top_k, size, r.rows, numbers["top_k"], "top_k", -2 ** 63, 2 ** 63 - 1)
-    fill_doubles(<char *>&p.top_p, size, r.rows, numbers["top_p"], "top_p", -INFINITY, INFINITY)
-    fill_doubles(<char *>&p.min_p, size, r.rows, numbers["min_p"], "min_p", 0.0, 1.0)
-    fill_integers(<char *>&p.min_keep, size, r.rows, numbers["min_keep"], "min_keep", 0, 2 ** 63 - 1)
-    fill_doubles(<char *>&p.repetition_penalty, size, r.rows, numbers["repetition_penalty"], "repetition_penalty",
-                 FLT_MIN, FLT_MAX)
-    fill_doubles(<char *>&p.frequency_penalty, size, r.rows, numbers["frequency_penalty"], "frequency_penalty",
-                 -FLT_MAX, FLT_MAX)
-    fill_doubles(<char *>&p.presence_penalty, size, r.rows, numbers["presence_penalty"], "presence_penalty",
-                 -FLT_MAX, FLT_MAX)
-    a.params.ptr, a.params.bytes = base, len(rows_params)
-    a.x, a.rows, a.cols, a.dtype, a.x_stride = rows_span(&r), r.rows, r.cols, r.dtype, r.stride
-    a.ties_all, a.has_u, a.force_exact = ties == "all", u is not None, force_exact
-    kept = []  # what the spans point into
-    if prompt_ids is not None:
-        ids, offsets = ragged_ids(prompt_ids, "prompt_ids", &r)
-        kept += ids, offsets
-        a.prompt_ids, a.prompt_offsets = whole(ids), whole(offsets)
-    if output_ids is not None:
-        ids, offsets = ragged_ids(output_ids, "output_ids", &r)
-        kept += ids, offsets
-        a.output_ids, a.output_offsets = whole(ids), whole(offsets)
-    if bias is not None and (isinstance(bias, Mapping) or (isinstance(bias, (list, tuple)) and
-                                                           all(b is None or isinstance(b, Mapping) for b in bias))):
-        ids, values, offsets = sparse_bias(bias, &r)
-        kept += ids, values, offsets
-        a.bias_ids, a.bias_values, a.bias_offsets = whole(ids), whole(values), whole(offsets)
-    elif bias is not None:
-        values = dense_bias(bias, &r)
-        kept.append(values)
-        a.bias_values, a.bias_dense = whole(values), 1
-        a.bias_stride = r.cols * 4 if values.ndim == 2 else 0
-    if mask is not None:
-        words = mask_array(mask, &r)
-        kept.append(words)
-        a.mask, a.mask_kind = whole(words), MASK_BOOL if words.dtype == np.bool_ else MASK_BITS
-        a.mask_width = words.shape[words.ndim - 1] * (1 if words.dtype == np.bool_ else 32)
-        a.mask_stride = words.strides[0] if words.ndim == 2 else 0
-    tokens = tokens_out(out, &r)
-    a.tokens = whole(tokens)
+    if r.rows != 1:
+        rows_params = bytearray(r.rows * sizeof(sample_params))
+        p = <sample_params *><char *>rows_params
+    if params is not None:
+        (temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty,
+         presence_penalty) = from_params(params, [temperature, top_k, top_p, min_p, min_keep, repetition_penalty,
+                                                  frequency_penalty, presence_penalty])
+    fill_numbers(p, r.rows, temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty,
+                 presence_penalty)
+    a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
+    a.rows, a.cols, a.dtype, a.x_stride = r.rows, r.cols, r.dtype, r.stride
+    a.has_u, a.force_exact = u is not None, force_exact
+    edits = fill_edits(&a, &r, prompt_ids, output_ids, bias, mask)
+    tokens = None
+    if r.single and out is None:
+        a.tokens.ptr, a.tokens.bytes = &token, sizeof(token)
+    else:
+        tokens = tokens_out(out, &r)
+        a.tokens = whole(tokens)
     support = None
     if return_support:  # room for everything; only what is kept is ever touched
         support = Support(np.empty(r.rows * r.cols, np.int64), np.empty(r.rows * r.cols, np.float32),
@@ -595,18 +643,23 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
         a.support_ids, a.support_logprobs, a.support_offsets = (whole(support.ids), whole(support.logprobs),
                                                                 whole(support.indptr))
     if rng is None:
-        fill_draw(base, &r, seed, step, keys, u, rng)
+        fill_draw(p, &r, seed, step, keys, u, rng)
         run(OP_sample, &a, r.cols)
     else:
         if not isinstance(rng, Stream):
             raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
         with rng:
-            fill_draw(base, &r, seed, step, keys, u, rng)
+            fill_draw(p, &r, seed, step, keys, u, rng)
             run(OP_sample, &a, r.cols)
             rng.step += 1
-    if out is not None and tokens is not out:
-        out[...] = tokens
-    result = choose(tokens if out is None else out, r.single, on_invalid)
+    if tokens is None:
+        if token < 0 and on_invalid == "raise":
+            raise InvalidLogitsError([0], -1)
+        result = token
+    else:
+        if out is not None and tokens is not out:
+            out[...] = tokens
+        result = choose(tokens if out is None else out, r.single, on_invalid)
     if support is None:
         return result
     total = int(support.indptr[r.rows])

@@ -1,0 +1,359 @@
+"""Every operation in plain NumPy: the specification, and the oracle the kernels are tested against.
+
+What decides (arithmetic, noise, truncation, the draw) is here to the last bit, so tests compare with ==. Values
+(softmax and its kin) are float64, and the kernels agree with them within a stated error. Nothing here is fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U64 = NDArray[np.uint64]
+
+WEIGHT_ONE = 2.0**43
+LN2 = 6.93147180559945286227e-01
+
+
+# ---- arithmetic ----
+
+
+def fma32(a: Any, b: Any, c: Any) -> F32:
+    """a * b + c rounded once to float32: the exact product and sum in float64, rounded to odd, then to float32."""
+    p = np.float64(a) * np.float64(b)
+    d = np.broadcast_to(np.float64(c), p.shape)
+    s = p + d
+    t = s - p
+    error = (p - (s - t)) + (d - t)
+    even = s.view(np.uint64) & np.uint64(1) == 0
+    away = np.where((error > 0) == (s > 0), np.inf, 0.0)
+    odd = np.where((error != 0) & np.isfinite(error) & even, np.nextafter(s, np.copysign(away, s)), s)
+    return odd.astype(np.float32)
+
+
+def exp32(x: Any) -> F32:
+    """The package's exp: float32, monotone, 0 below -87.33 and for NaN."""
+    x = np.float32(x)
+    with np.errstate(all="ignore"):
+        magic = np.float32(1.5 * 2**23)
+        t = fma32(x, np.float32(1.44269504088896341), magic)
+        n = t - magic
+        r = fma32(n, np.float32(-1.42860682030941723212e-6), fma32(n, np.float32(-0.693145751953125), x))
+        p: Any = np.float32(1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = fma32(p, r, np.float32(c))
+        p = fma32(r * r, p, r) + np.float32(1)
+        scaled = (p.view(np.uint32) + (t.view(np.uint32) << np.uint32(23))).view(np.float32)
+        return np.where(x >= np.float32(-87.33), scaled, np.float32(0))
+
+
+def weights(e: Any) -> U64:
+    """round(2^43 * e), half to even, as integers."""
+    return np.rint(np.float64(e) * WEIGHT_ONE).astype(np.uint64)
+
+
+def _log_parts(k: Any, f: Any) -> F64:
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    half_square = 0.5 * f * f
+    odd = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
+    even = z * (
+        6.666666666666735130e-01
+        + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860510658591e-01))
+    )
+    log1p_f = f - (half_square - s * (half_square + (even + odd)))
+    return np.asarray((log1p_f + k * 1.90821492927058770002e-10) + k * 6.93147180369123816490e-01)
+
+
+def _exponent_and_fraction(x: F64) -> tuple[F64, F64]:
+    sqrt_half, one = np.uint64(0x3FE6A09E667F3BCD), np.uint64(0x3FF0000000000000)
+    u = x.view(np.uint64) + (one - sqrt_half)
+    m = ((u & np.uint64(0x000FFFFFFFFFFFFF)) + sqrt_half).view(np.float64)
+    return (u >> np.uint64(52)).astype(np.float64) - 1023.0, m - 1.0
+
+
+def log64(x: Any) -> F64:
+    """The package's log: float64, monotone, for positive normal numbers."""
+    return _log_parts(*_exponent_and_fraction(np.atleast_1d(np.float64(x)))).reshape(np.shape(x))
+
+
+def exponential(bits: U64) -> F64:
+    """Standard exponentials from 64 random bits each."""
+    v = np.minimum((bits | np.uint64(1)).astype(np.float64) * 2.0**-64, 1 - 2.0**-53)
+    k, f = _exponent_and_fraction(1.0 - v)
+    direct = v < 0.25
+    return -_log_parts(np.where(direct, 0.0, k), np.where(direct, -v, f))
+
+
+# ---- noise ----
+
+
+def philox(domain: int, items: Any, seed: int, key: int, step: int) -> U64:
+    """64 random bits for each item of a domain: Philox4x32-10, two items a counter."""
+    items = np.asarray(items, np.uint64)
+    low = np.uint64(0xFFFFFFFF)
+    c = [
+        np.uint64(domain << 24) + (items >> np.uint64(1)),
+        *(np.full_like(items, v) for v in (step, key & 0xFFFFFFFF, key >> 32)),
+    ]
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [
+            (p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0),
+            p1 & low,
+            (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1),
+            p0 & low,
+        ]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    even = items & np.uint64(1) == 0
+    return np.where(even, c[0] | c[1] << np.uint64(32), c[2] | c[3] << np.uint64(32))
+
+
+DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION = range(4)
+
+
+def gumbel(n: int, seed: int, key: int, step: int) -> F64:
+    """The noise of ids 0..n-1: 64 ids a block, 64 blocks a superblock, drawn from the maxima down."""
+    supers, draw = -(-n // 4096), (seed, key, step)
+    at = np.arange(supers)
+    root = exponential(philox(DOMAIN_ROOT, 2 * at, *draw)) / 4096
+    blocks = np.repeat(root, 64) + exponential(philox(DOMAIN_BLOCK, np.arange(supers * 64), *draw)) / 64
+    largest = (philox(DOMAIN_ROOT, 2 * at + 1, *draw) >> np.uint64(58)).astype(int)
+    blocks[at * 64 + largest] = root
+    ids = np.repeat(blocks, 64) + exponential(philox(DOMAIN_ID, np.arange(supers * 4096), *draw))
+    at = np.arange(supers * 64)
+    largest = (philox(DOMAIN_BLOCK_POSITION, at, *draw) >> np.uint64(58)).astype(int)
+    ids[at * 64 + largest] = blocks
+    return -log64(ids[:n])
+
+
+# ---- values ----
+
+
+def _rows(logits: Any, temperature: Any) -> tuple[F64, F64]:
+    """(x - max) / T in float64, and max / T."""
+    x = np.asarray(logits, np.float64)
+    t = np.minimum(np.broadcast_to(np.float64(temperature), x.shape[:-1]), 1e30)[..., None]
+    with np.errstate(all="ignore"):
+        top = x.max(-1, keepdims=True)
+        return (x - top) / t, top / t
+
+
+def softmax(logits: Any, temperature: Any = 1.0) -> F64:
+    y, _ = _rows(logits, temperature)
+    e = np.exp(y)
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def log_softmax(logits: Any, temperature: Any = 1.0) -> F64:
+    y, _ = _rows(logits, temperature)
+    return np.asarray(y - np.log(np.exp(y).sum(-1, keepdims=True)))
+
+
+def logsumexp(logits: Any, temperature: Any = 1.0) -> F64:
+    y, top = _rows(logits, temperature)
+    with np.errstate(all="ignore"):
+        total = top[..., 0] + np.log(np.exp(y).sum(-1))
+    return np.asarray(np.where(np.isinf(top[..., 0]), top[..., 0], total))
+
+
+def scale(logits: Any, temperature: Any) -> F32:
+    t = np.minimum(np.broadcast_to(np.float64(temperature), np.shape(logits)[:-1]), 1e30).astype(np.float32)
+    return np.asarray(np.asarray(logits, np.float32) / t[..., None])
+
+
+# ---- order ----
+
+
+def descending(z: F32) -> NDArray[np.intp]:
+    """The ids in the order of every truncation: descending logit, ties by ascending id."""
+    return np.argsort(-(z + np.float32(0)), kind="stable")
+
+
+def argmax(row: F32) -> int:
+    """The first of the largest; -1 for a row with a NaN or +inf, or all -inf."""
+    return int(row.argmax()) if -np.inf < row.max() < np.inf else -1
+
+
+def top_k(row: F32, k: int) -> tuple[F32, NDArray[np.intp]]:
+    ids = descending(row)[:k]
+    return row[ids], ids
+
+
+# ---- sample ----
+
+PRESETS = {
+    "transformers": ("temperature", "top_k", "top_p", "min_p"),
+    "vllm": ("temperature", "min_p", "top_k", "top_p"),
+    "llama.cpp": ("top_k", "top_p", "min_p", "temperature"),
+    "mlx-lm": ("top_p", "min_p", "top_k", "temperature"),
+}
+
+
+def processed(
+    row: F32,
+    *,
+    bias: dict[int, float] | None = None,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    prompt_ids: Sequence[int] = (),
+    output_ids: Sequence[int] = (),
+    mask: NDArray[np.bool_] | None = None,
+) -> F32:
+    """The row as it is judged: bias, penalties (each distinct id once), then the mask, in float32."""
+    z = np.asarray(row, np.float32) + np.float32(0)  # both zeros are one
+    repetition, frequency, presence = map(np.float32, (repetition_penalty, frequency_penalty, presence_penalty))
+    with np.errstate(all="ignore"):
+        for i, value in (bias or {}).items():
+            z[i] += np.float32(value)
+        for i in dict.fromkeys([*output_ids, *prompt_ids]):
+            z[i] = z[i] / repetition if z[i] > 0 else z[i] * repetition
+            if count := list(output_ids).count(i):
+                z[i] = z[i] - frequency * np.float32(count)
+                z[i] = z[i] - presence
+    if mask is not None:
+        allowed = np.zeros(len(z), bool)
+        allowed[: len(mask)] = mask[: len(z)]
+        z[~allowed] = -np.inf
+    return z
+
+
+def _y(z: F32, top: np.float32, inverse: np.float32) -> F32:
+    with np.errstate(all="ignore"):
+        return (z - top) * inverse
+
+
+def _with_ties(z: F32, order: NDArray[np.intp], kept: int, ties: str) -> int:
+    if ties == "all":
+        while kept < len(order) and z[order[kept]] == z[order[kept - 1]]:
+            kept += 1
+    return kept
+
+
+def _round_down(x: float) -> np.float32:
+    with np.errstate(over="ignore"):
+        f = np.float32(x)
+    return np.nextafter(f, np.float32(-np.inf)) if float(f) > x else f
+
+
+def support(
+    z: F32,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    min_keep: int = 1,
+    ties: str = "lowest",
+    steps: Iterable[str] = PRESETS["transformers"],
+) -> NDArray[np.intp]:
+    """The ids a draw is made from, in descending order, for a valid row z."""
+    top = z.max()
+    order = descending(z)
+    order = order[z[order] > -np.inf]
+    if temperature < 1e-30:
+        return order[:1]
+    inverse, current = np.float32(1), 1.0
+    for step in steps:
+        kept = len(order)
+        if step == "temperature":
+            current = min(temperature, 1e30)
+            inverse = np.float32(1.0 / current)
+        elif step == "top_k" and top_k > 0 and max(top_k, min_keep) < len(z):
+            kept = _with_ties(z, order, min(len(order), max(top_k, min_keep)), ties)
+        elif step == "top_p" and top_p < 1:
+            w = [int(v) for v in weights(exp32(_y(z[order], top, inverse)))]
+            limit = math.ceil(Fraction(top_p) * sum(w)) if top_p > 0 else 1
+            before = kept = 0
+            while kept < len(order) and before < limit:
+                before += w[kept]
+                kept += 1
+            kept = max(_with_ties(z, order, kept, ties), min(min_keep, len(order)))
+        elif step == "min_p" and min_p > 0:
+            least = _round_down(float(top) + current * float(log64(max(min_p, 2.2250738585072014e-308))))
+            kept = max(int((z[order] >= least).sum()), min(min_keep, len(order)))
+        order = order[:kept]
+    return order
+
+
+def draw(
+    z: F32,
+    kept: NDArray[np.intp],
+    temperature: float,
+    *,
+    seed: int = 0,
+    key: int = 0,
+    step: int = 0,
+    u: float | None = None,
+) -> int:
+    """The token: argmax of z / T + Gumbel noise over `kept`, or the inverse CDF at u, in id order on the weights."""
+    if len(kept) == 1:
+        return int(kept[0])
+    ids = np.sort(kept)
+    temperature = min(temperature, 1e30)
+    if u is not None:
+        w = [int(v) for v in weights(exp32(_y(z[ids], z.max(), np.float32(1.0 / temperature))))]
+        target, running = math.floor(Fraction(u) * sum(w)), 0
+        for i, weight in zip(ids, w, strict=True):
+            running += weight
+            if running > target:
+                return int(i)
+    a = z[ids].astype(np.float64) / temperature
+    b = gumbel(len(z), seed, key, step)[ids]
+    hi = a + b
+    t = hi - a
+    lo = (a - (hi - t)) + (b - t)
+    return int(ids[np.lexsort((ids, -lo, -hi))[0]])
+
+
+def logprobs(z: F32, kept: NDArray[np.intp], temperature: float) -> F32:
+    """Natural logprobs of `kept`, renormalised over it."""
+    if temperature < 1e-30:
+        return np.zeros(1, np.float32)
+    y = _y(z[kept], z.max(), np.float32(1.0 / min(temperature, 1e30)))
+    total = float(log64(float(int(weights(exp32(y)).sum())))) - 43 * LN2
+    return (y.astype(np.float64) - total).astype(np.float32)
+
+
+def sample(
+    row: F32,
+    *,
+    seed: int = 0,
+    key: int = 0,
+    step: int = 0,
+    u: float | None = None,
+    preset: str = "transformers",
+    ties: str = "lowest",
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    min_keep: int = 1,
+    **edits: Any,
+) -> tuple[int, NDArray[np.intp], F32]:
+    """(token, kept ids, their logprobs) of one row; (-1, none, none) if the row is invalid."""
+    z = processed(row, **edits)
+    if argmax(z) < 0:
+        return -1, np.empty(0, np.intp), np.empty(0, np.float32)
+    kept = support(
+        z,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        min_keep=min_keep,
+        ties=ties,
+        steps=PRESETS[preset],
+    )
+    token = draw(z, kept, temperature, seed=seed, key=key, step=step, u=u)
+    return token, kept, logprobs(z, kept, temperature)
