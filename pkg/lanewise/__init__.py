@@ -1,6 +1,6 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
-from ._dispatch import use
+from ._dispatch import use, using
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, log_softmax, logsumexp, sample, scale, softmax, top_k
@@ -19,4 +19,5 @@ __all__ = [
     "softmax",
     "top_k",
     "use",
+    "using",
 ]

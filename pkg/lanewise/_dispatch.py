@@ -20,3 +20,18 @@ def use(isa: str) -> None:
 
 
 _ops.set_resolver(resolve)
+
+
+from contextlib import contextmanager
+
+
+@contextmanager
+def using(isa: str):
+    before = _ops.bindings()
+    use(isa)
+    try:
+        yield
+    finally:
+        for op, name in before.items():
+            if name:
+                _ops.bind(op, name)

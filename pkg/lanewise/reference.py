@@ -168,7 +168,9 @@ def logsumexp(logits: Any, temperature: Any = 1.0) -> F64:
 
 def scale(logits: Any, temperature: Any) -> F32:
     t = np.minimum(np.broadcast_to(np.float64(temperature), np.shape(logits)[:-1]), 1e30).astype(np.float32)
-    return np.asarray(np.asarray(logits, np.float32) / t[..., None])
+    with np.errstate(all="ignore"):
+        y = np.asarray(logits, np.float32) / t[..., None]
+    return np.where(np.isnan(y), np.float32(np.nan), y)
 
 
 # ---- order ----

@@ -1,0 +1,375 @@
+"""One Case an operation: what it is run on, how, and what reference.py says. Everything else follows from the list:
+test_cases.py runs every Case on every ISA at every size, and the replay driver takes its blobs from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+import lanewise
+from lanewise import _ops, reference
+
+SIZES = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 4099, 40001, 262144)
+DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+
+Results = dict[str, np.ndarray]
+Alloc = Callable[[tuple[int, ...], Any], np.ndarray]
+
+
+class Case(NamedTuple):
+    """run(x, settings, alloc) gives named arrays, every output that can be placed made by alloc(shape, dtype)."""
+
+    name: str
+    inputs: Callable[[np.random.Generator, int, np.dtype], np.ndarray]
+    settings: Callable[[int], list[dict[str, Any]]]
+    run: Callable[[np.ndarray, dict[str, Any], Alloc], Results]
+    reference: Callable[[np.ndarray, dict[str, Any]], Results]
+    tolerance: Callable[[np.ndarray, dict[str, Any], np.ndarray], np.ndarray] | None = None  # None: bit for bit
+    dtypes: tuple[str, ...] = ("f32", "f16", "bf16")
+
+
+# ---- rows ----
+
+
+def realistic(rng: np.random.Generator, n: int) -> np.ndarray:
+    """A near-Gaussian body off centre with a stretched tail, as language models give."""
+    z = rng.standard_normal(n)
+    return rng.normal(3, 7) + 3.4 * (z + 0.25 * np.maximum(z - 1.5, 0) ** 2)
+
+
+def special(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Zeros of both signs, subnormals, values far below the maximum, -inf."""
+    values = [0.0, -0.0, 1e-40, -1e-40, 1e-45, -87.3, -87.4, -104.0, -1e30, -np.inf, 3.5]
+    return rng.choice(values, n)
+
+
+def with_nan(rng: np.random.Generator, n: int) -> np.ndarray:
+    x = realistic(rng, n)
+    x[rng.integers(n)] = np.nan
+    return x
+
+
+def with_inf(rng: np.random.Generator, n: int) -> np.ndarray:
+    x = realistic(rng, n)
+    x[rng.integers(n)] = np.inf
+    return x
+
+
+def masked(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.where(rng.random(n) < 0.1, realistic(rng, n), -np.inf)
+
+
+ORDERED = {
+    "realistic": realistic,
+    "special": special,
+    "masked": masked,
+    "tied": lambda rng, n: np.round(rng.standard_normal(n)),
+    "equal": lambda rng, n: np.full(n, -3.25),
+    "ascending": lambda rng, n: np.sort(realistic(rng, n)),
+    "late": lambda rng, n: np.concatenate([np.full(n - 1, -np.inf), [10.0]]),  # blocks of nothing before the one value
+    "nothing": lambda rng, n: np.full(n, -np.inf),
+    "with +inf": with_inf,
+}
+ANY = ORDERED | {"with NaN": with_nan}
+
+
+def rows(kinds: dict[str, Callable[..., np.ndarray]]) -> Callable[..., np.ndarray]:
+    def make(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+        some = kinds.values() if n <= 5000 else list(kinds.values())[:2]
+        with np.errstate(over="ignore"):
+            return np.stack([kind(rng, n) for kind in some]).astype(np.float32).astype(dtype)
+
+    return make
+
+
+# ---- softmax and its kin ----
+
+EPS = 2.0**-24  # half a unit in the last place of 1
+
+
+def exponent(x: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    """|x - max| / T, which the float32 subtraction and product have rounded; nothing beyond 88 is left of it."""
+    t = np.broadcast_to(np.float64(settings.get("temperature", 1.0)), len(x))[:, None]
+    with np.errstate(all="ignore"):
+        y = (x.max(-1, keepdims=True) - x) / np.maximum(t, 1e-30)
+    return np.minimum(np.where(np.isfinite(y), y, 0), 88)
+
+
+def greedy_rows(x: np.ndarray, settings: dict[str, Any], rest: float, chosen: float) -> np.ndarray | None:
+    if settings.get("temperature", 1.0) != 0:
+        return None
+    out = np.full(x.shape, rest)
+    for i, row in enumerate(x):
+        best = reference.argmax(row)
+        out[i] = np.nan if best < 0 else out[i]
+        out[i, max(best, 0)] = np.nan if best < 0 else chosen
+    return out
+
+
+def softmax_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    greedy = greedy_rows(x, settings, 0.0, 1.0)
+    return {"out": reference.softmax(x, **settings) if greedy is None else greedy}
+
+
+def log_softmax_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    greedy = greedy_rows(x, settings, -np.inf, 0.0)
+    return {"out": reference.log_softmax(x, **settings) if greedy is None else greedy}
+
+
+def mapped(op: Callable[..., np.ndarray], reduces: bool = False) -> Callable[..., Results]:
+    def run(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+        out = alloc(x.shape[:-1] if reduces else x.shape, np.float32)
+        assert op(x, **settings, out=out) is out
+        return {"out": out}
+
+    return run
+
+
+def temperatures(n: int) -> list[dict[str, Any]]:
+    return [{}, {"temperature": 0.7}, {"temperature": 0.0}, {"temperature": 1e31}] if n <= 5000 else [{}]
+
+
+def positive_temperatures(n: int) -> list[dict[str, Any]]:
+    return [s for s in temperatures(n) if s.get("temperature") != 0] + ([{"temperature": 1e-30}] if n <= 5000 else [])
+
+
+VALUES = [
+    Case(
+        "softmax",
+        rows(ANY),
+        temperatures,
+        mapped(lanewise.softmax),
+        softmax_reference,
+        lambda x, s, want: want * EPS * (16 + 4 * exponent(x, s)) + 1.3e-38,  # below exp(-87.33) is 0
+    ),
+    Case(
+        "log_softmax",
+        rows(ANY),
+        temperatures,
+        mapped(lanewise.log_softmax),
+        log_softmax_reference,
+        lambda x, s, want: EPS * (16 + 6 * np.where(np.isfinite(want), np.abs(want), 0)),
+    ),
+    Case(
+        "logsumexp",
+        rows(ANY),
+        positive_temperatures,
+        mapped(lanewise.logsumexp, reduces=True),
+        lambda x, s: {"out": reference.logsumexp(x, **s)},
+        lambda x, s, want: EPS * (16 + 4 * np.where(np.isfinite(want), np.abs(want), 0)),
+    ),
+    Case(
+        "scale",
+        rows(ANY),
+        lambda n: [{"temperature": t} for t in (0.7, 1e-30, 3.0)],
+        mapped(lanewise.scale),
+        lambda x, s: {"out": reference.scale(x, **s)},
+    ),
+]
+
+
+# ---- choosing ----
+
+
+def run_argmax(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    return {"ids": lanewise.argmax(x, on_invalid="mark", out=alloc(x.shape[:1], np.int64))}
+
+
+def run_top_k(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    shape = (len(x), settings["k"])
+    values, ids = lanewise.top_k(x, **settings, out=(alloc(shape, np.float32), alloc(shape, np.int64)))
+    return {"values": values, "ids": ids}
+
+
+def top_k_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    found = [reference.top_k(row, settings["k"]) for row in x]
+    return {"values": np.stack([v for v, _ in found]), "ids": np.stack([i for _, i in found]).astype(np.int64)}
+
+
+def all_k(n: int) -> list[dict[str, Any]]:
+    return [{"k": k} for k in sorted({1, 2, 7, 50, 129, 1000, n // 64 + 1, n - 1, n}) if 1 <= k <= n and (n <= 5000 or k < n - 1)]
+
+
+def per_row(values: list[Any]) -> Callable[[int], list[Any]]:
+    return lambda count: [values[i % len(values)] for i in range(count)]
+
+
+def sample_settings(n: int) -> list[dict[str, Any]]:
+    some = np.arange(n) % 7 != 3
+    history = [0, n // 2, n // 2, n - 1]
+    few = [
+        {"seed": 1, "step": 0},
+        {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 2**64 - 1, "step": 2**32 - 1},
+        {"temperature": 0.7, "top_p": 0.95, "seed": 7, "step": 3},
+        {"temperature": 1.3, "top_p": 0.9, "u": 0.999},
+        {
+            "temperature": 0.9,
+            "top_k": 40,
+            "repetition_penalty": 1.3,
+            "frequency_penalty": 0.2,
+            "presence_penalty": 0.1,
+            "prompt_ids": history,
+            "output_ids": history[1:],
+            "bias": {0: 2.5, n - 1: -np.inf},
+            "mask": some,
+            "seed": 5,
+            "step": 9,
+        },
+    ]
+    many = [
+        {"temperature": 0.0, "seed": 1, "step": 1},
+        {"temperature": 1e-20, "seed": 1, "step": 1},
+        {"temperature": 1e31, "top_p": 0.5, "seed": 1, "step": 1},
+        {"top_k": 1, "seed": 3, "step": 0},
+        {"top_k": 3, "ties": "all", "seed": 3, "step": 0},
+        {"top_p": 0.3, "ties": "all", "seed": 3, "step": 0},
+        {"top_p": 0.0, "seed": 3, "step": 0},
+        {"top_p": 1e-12, "min_keep": 3, "seed": 3, "step": 0},
+        {"min_p": 1.0, "min_keep": 4, "u": 0.5},
+        {"min_p": 0.05, "temperature": 2.0, "u": 0.0},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.1, "temperature": 1.7, "preset": "llama.cpp", "seed": 4, "step": 4},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.1, "temperature": 1.7, "preset": "vllm", "seed": 4, "step": 4},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.1, "temperature": 1.7, "preset": "mlx-lm", "u": 0.25},
+        {"mask": some[: n // 2 + 1], "top_p": 0.99, "seed": 6, "step": 2},
+    ]
+    return few + many if n <= 5000 else few
+
+
+LOOK_UP = ("seed", "key", "step", "u")
+
+
+def for_rows(settings: dict[str, Any], count: int) -> dict[str, Any]:
+    """The settings with histories, which are of one row, as one list a row."""
+    lists = {name: [settings[name]] * count for name in ("prompt_ids", "output_ids") if name in settings}
+    return settings | lists
+
+
+def run_sample(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    tokens, support = lanewise.sample(
+        x,
+        **for_rows(settings, len(x)),
+        keys=None if "u" in settings else [9] * len(x),
+        return_support=True,
+        on_invalid="mark",
+        out=alloc(x.shape[:1], np.int64),
+    )
+    return {"tokens": tokens, **support._asdict()}
+
+
+def sample_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    key = {} if "u" in settings else {"key": 9}
+    found = [reference.sample(row, **settings, **key) for row in x]
+    return {
+        "tokens": np.array([token for token, _, _ in found]),
+        "ids": np.concatenate([kept for _, kept, _ in found]).astype(np.int64),
+        "logprobs": np.concatenate([logprobs for _, _, logprobs in found]),
+        "indptr": np.cumsum([0, *(len(kept) for _, kept, _ in found)]),
+    }
+
+
+CHOICES = [
+    Case(
+        "argmax",
+        rows(ANY),
+        lambda n: [{}],
+        run_argmax,
+        lambda x, s: {"ids": np.array([reference.argmax(row) for row in x])},
+    ),
+    Case("top_k", rows(ORDERED), all_k, run_top_k, top_k_reference),
+    Case("sample", rows(ANY), sample_settings, run_sample, sample_reference),
+]
+
+
+# ---- arithmetic ----
+
+
+def as_rows(op: str, dtype: Any, extra: int = 0) -> Callable[..., Results]:
+    code = {2: 1, 4: 0}
+
+    def run(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+        out = alloc((x.size + extra,), dtype)
+        kind = 2 if x.dtype == DTYPES["bf16"] else code.get(x.dtype.itemsize, 0)
+        _ops.run_rows(op, x.reshape(-1), out, dtype=kind)
+        return {"out": out}
+
+    return run
+
+
+def noise(op: str, dtype: Any) -> Callable[..., Results]:
+    def run(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+        out = alloc((x.size,), dtype)
+        _ops.run_noise(op, out, **settings)
+        return {"out": out}
+
+    return run
+
+
+def exponents(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    x = np.concatenate([[0.0, -0.0, -87.33, -87.34, -np.inf, np.nan, -1e38, 88.7], rng.uniform(-90, 10, n)])
+    return x[:n].astype(dtype)
+
+
+def positives(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    return np.exp(rng.uniform(-700, 700, n))
+
+
+def halves(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    width = f"u{dtype.itemsize}"
+    return rng.integers(0, 2 ** (8 * dtype.itemsize), n, dtype=width).view(dtype)
+
+
+def fractions(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    return np.exp(rng.uniform(-40, 0, n)).astype(dtype)
+
+
+def with_total(w: np.ndarray) -> np.ndarray:
+    return np.append(w, w.sum(dtype=np.uint64))
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        wide = x.astype(np.float32)
+    return np.where(np.isnan(wide), np.float32(np.nan), wide)
+
+
+def noise_settings(n: int) -> list[dict[str, Any]]:
+    return [
+        {"first": 0, "domain": 2, "seed": 1, "key": 2, "step": 3},
+        {"first": 4090, "domain": 3, "seed": 2**64 - 1, "key": 2**63, "step": 2**32 - 1},
+    ]
+
+
+def gumbel_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
+    all_ids = reference.gumbel(s["first"] + x.size, s["seed"], s["key"], s["step"])
+    return {"out": all_ids[s["first"] :]}
+
+
+ARITHMETIC = [
+    Case("exp32", exponents, lambda n: [{}], as_rows("exp32", np.float32), lambda x, s: {"out": reference.exp32(x)}, dtypes=("f32",)),
+    Case("log64", positives, lambda n: [{}], as_rows("log64", np.float64), lambda x, s: {"out": reference.log64(x)}, dtypes=("f32",)),
+    Case("widen", halves, lambda n: [{}], as_rows("widen", np.float32), lambda x, s: {"out": widened(x)}),
+    Case(
+        "weights",
+        fractions,
+        lambda n: [{}],
+        as_rows("weights", np.uint64, extra=1),
+        lambda x, s: {"out": with_total(reference.weights(x))},
+        dtypes=("f32",),
+    ),
+    Case(
+        "philox",
+        fractions,
+        noise_settings,
+        noise("philox", np.uint64),
+        lambda x, s: {
+            "out": reference.philox(s["domain"], s["first"] + np.arange(x.size), s["seed"], s["key"], s["step"])
+        },
+        dtypes=("f32",),
+    ),
+    Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
+]
+
+CASES = VALUES + CHOICES + ARITHMETIC

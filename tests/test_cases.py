@@ -1,0 +1,114 @@
+"""Every Case on every ISA that runs here: bits equal to the scalar ISA, the scalar ISA equal to the reference."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CASES, DTYPES, SIZES, Case
+from guarded import Guarded
+
+import lanewise
+from lanewise import _dispatch, _ops, sampling
+
+ISAS = _dispatch.usable()
+BY_NAME = {case.name: case for case in CASES}
+
+
+def runs(case: Case, n: int, dtype: str) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    rng = np.random.default_rng([n, len(case.name), *map(ord, dtype)])
+    return case.inputs(rng, n, DTYPES[dtype]), case.settings(n)
+
+
+def run_guarded(case: Case, x: np.ndarray, settings: dict[str, Any], at_end: bool) -> dict[str, np.ndarray]:
+    guarded = Guarded(at_end)
+    placed = guarded.place(x)
+    got = case.run(placed, settings, guarded)
+    guarded.check()
+    assert placed.tobytes() == x.tobytes(), "a kernel wrote to its input"
+    return {name: np.array(array) for name, array in got.items()}
+
+
+@functools.cache
+def scalar_results(name: str, n: int, dtype: str) -> list[dict[str, np.ndarray]]:
+    x, settings = runs(BY_NAME[name], n, dtype)
+    with lanewise.using("scalar"):
+        return [run_guarded(BY_NAME[name], x, s, at_end=True) for s in settings]
+
+
+def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: Any) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        a, b = got[name], want[name]
+        assert a.dtype == b.dtype and a.shape == b.shape, (what, name, a.dtype, b.dtype, a.shape, b.shape)
+        if a.tobytes() != b.tobytes():
+            at = np.flatnonzero(a.reshape(-1).view(f"u{a.itemsize}") != b.reshape(-1).view(f"u{b.itemsize}"))
+            raise AssertionError(f"{what}: {name}[{at[0]}] is {a.flat[at[0]]!r}, not {b.flat[at[0]]!r} ({len(at)} differ)")
+
+
+def parameters() -> list[Any]:
+    return [
+        pytest.param(case, n, dtype, id=f"{case.name}-{n}-{dtype}") for case in CASES for n in SIZES for dtype in case.dtypes
+    ]
+
+
+@pytest.mark.parametrize(("case", "n", "dtype"), parameters())
+def test_scalar_agrees_with_the_reference(case: Case, n: int, dtype: str) -> None:
+    x, settings = runs(case, n, dtype)
+    wide = x if case.name == "widen" or x.dtype == np.float64 else x.astype(np.float32)
+    for s, got in zip(settings, scalar_results(case.name, n, dtype), strict=True):
+        want = case.reference(wide, s)
+        if case.tolerance is None:
+            assert_same(got, {name: want[name].astype(got[name].dtype) for name in want}, (n, s))
+            continue
+        finite = np.isfinite(want["out"])
+        np.testing.assert_array_equal(got["out"][~finite], want["out"][~finite].astype(np.float32))
+        with np.errstate(invalid="ignore"):
+            error, allowed = np.abs(got["out"] - want["out"]), case.tolerance(wide, s, want["out"])
+        assert (error <= allowed)[finite].all(), (n, s, np.nanmax((error / allowed)[finite]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("case", "n", "dtype"), parameters())
+def test_bits_equal_scalar(case: Case, n: int, dtype: str, isa: str) -> None:
+    x, settings = runs(case, n, dtype)
+    for i, (s, want) in enumerate(zip(settings, scalar_results(case.name, n, dtype), strict=True)):
+        with lanewise.using(isa):
+            assert_same(run_guarded(case, x, s, at_end=i % 2 == 0), want, (isa, n, s))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in ("top_k", "sample")])
+def test_exact_path_equals_fast_path(case: Case, n: int, dtype: str, isa: str) -> None:
+    x, settings = runs(case, n, dtype)
+    sampling.set_force_exact(True)
+    try:
+        for i, (s, want) in enumerate(zip(settings, scalar_results(case.name, n, dtype), strict=True)):
+            with lanewise.using(isa):
+                assert_same(run_guarded(case, x, s, at_end=i % 2 == 1), want, (isa, n, s))
+    finally:
+        sampling.set_force_exact(False)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.inputs.__name__ == "make"], ids=lambda case: case.name)
+@pytest.mark.parametrize("n", [n for n in SIZES if n <= 1000])
+def test_a_row_alone_is_the_row_in_a_batch(case: Case, n: int) -> None:
+    x, settings = runs(case, n, "f32")
+    for s in settings:
+        batch = case.run(x, s, np.empty)
+        for r in range(len(x)):
+            alone = case.run(x[r : r + 1], s, np.empty)
+            if "indptr" in batch:
+                own = slice(*batch["indptr"][r : r + 2])
+                want = {"tokens": batch["tokens"][r : r + 1], "ids": batch["ids"][own], "logprobs": batch["logprobs"][own]}
+                alone.pop("indptr")
+            else:
+                want = {name: array[r : r + 1] for name, array in batch.items()}
+            assert_same(alone, want, (n, r, s))
+
+
+def test_every_operation_has_a_case() -> None:
+    floors = {name for name, group in _ops.GROUPS.items() if group == "floors"}
+    assert {case.name for case in CASES} == set(_ops.NAMES) - floors
