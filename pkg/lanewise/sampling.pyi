@@ -31,6 +31,7 @@ _Tokens: TypeAlias = int | NDArray[np.int64]  # an int for logits (V,), an array
 
 __test__: dict[str, str]  # added by Cython
 PRESETS: dict[str, tuple[str, ...]]
+PARAMETERS: tuple[str, ...]
 
 def set_force_exact(on: bool) -> None: ...
 def softmax(
