@@ -6,14 +6,16 @@ sources and one set of flags serve every target, cross-compilation included.
 
 import glob
 import os
+import sys
+from pathlib import Path
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 # The arithmetic is pinned: no contraction, no libm error paths, never -ffast-math (docs/determinism.md).
-COMPILE_ARGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
-LINK_ARGS = [] if os.environ.get("LANEWISE_DEBUG") else ["-Wl,-s"] if os.name == "posix" else []
+COMPILE_ARGS = Path("csrc/flags.txt").read_text(encoding="ascii").split()
+LINK_ARGS = ["-Wl,-s"] if sys.platform == "linux" and not os.environ.get("LANEWISE_DEBUG") else []
 
 
 def extension(name, sources=()):

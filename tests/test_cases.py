@@ -13,7 +13,7 @@ from guarded import Guarded
 import lanewise
 from lanewise import _dispatch, _ops, sampling
 
-ISAS = _dispatch.usable()
+ISAS = _dispatch.runnable()
 BY_NAME = {case.name: case for case in CASES}
 
 

@@ -1,0 +1,50 @@
+# Shared by the scripts of this folder, which source it: from the repository's root, everything cached under .build.
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+root=$PWD
+build=$root/.build
+python=$root/${VENV:-.venv}/bin/python
+mkdir -p "$build"
+
+say() { printf '== %s\n' "$*"; }
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# need PACKAGE...: installs the Debian packages that are missing.
+need() {
+  local missing
+  missing=$(for package; do dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"; done)
+  [ -n "$missing" ] || return 0
+  if ! command -v apt-get >/dev/null || { [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; }; then
+    echo "Please install these Debian packages:" $missing >&2
+    exit 1
+  fi
+  say "installing" $missing
+  as_root apt-get -qq -o DPkg::Lock::Timeout=300 update
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing >/dev/null
+}
+
+# build_package NAME: builds the package with the environment's CC, CFLAGS, ... into .build/NAME/site.
+build_package() {
+  "$python" setup.py -q build -b "$build/$1/work" --build-lib "$build/$1/site"
+}
+
+# emulated_python COMMAND PYTHON EMULATOR...: writes a command that runs PYTHON under EMULATOR. It is what that Python
+# takes for its own executable, so that the processes it starts are emulated too.
+emulated_python() {
+  local command=$1 real=$2
+  shift 2
+  printf '#!/bin/sh\nexec %s -0 "$0" %s "$@"\n' "$*" "$real" >"$command"
+  chmod +x "$command"
+}
+
+# replay NAME CC ISA RUNNER...: what the scalar ISA did here, done again by a static program built with CC into
+# .build/NAME/replay and run by RUNNER.
+replay() {
+  local program=$build/$1/replay cc=$2 isa=$3
+  shift 3
+  make -s -f tests/replay/Makefile BUILD="$program" CC="$cc"
+  "$python" tests/replay/record.py "$build/recording"
+  "$@" "$program/replay" "$build/recording" "$isa"
+}
