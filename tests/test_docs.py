@@ -16,7 +16,7 @@ import lanewise
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPILED = ("sampling", "_ops", "_arrays")
-PYTHON = ("errors", "params", "reference")
+PYTHON = ("errors", "params", "reference", "_dispatch")
 OPERATIONS = [name for name in lanewise.__all__ if getattr(lanewise, name) is getattr(lanewise.sampling, name, None)
               and not inspect.isclass(getattr(lanewise, name))]
 
