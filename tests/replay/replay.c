@@ -37,6 +37,7 @@ struct slot {
 enum side { AT_END, AT_START, SIDES };
 static const char *const side_names[] = {"ending at a guard page", "beginning behind a guard page"};
 
+static unsigned char poison[PAGE];
 static struct slot slots[SPAN_LIMIT + 1];  /* the last is scratch */
 static const struct call *running;
 static enum side running_side;
@@ -108,13 +109,16 @@ static struct slot open_side(const struct slot *slot, int64_t bytes) {
   return (struct slot){end, slot->end - end > PAGE ? end + PAGE : slot->end};
 }
 
-static int is_poisoned(struct slot part) {
-  for (unsigned char *p = part.start; p < part.end; p++) {
-    if (*p != POISON) {
-      return 0;
-    }
+/* The first byte at which two memories differ, or n. */
+static int64_t difference(const unsigned char *a, const unsigned char *b, int64_t n) {
+  if (!memcmp(a, b, (size_t)n)) {
+    return n;
   }
-  return 1;
+  int64_t i = 0;
+  while (a[i] == b[i]) {
+    i++;
+  }
+  return i;
 }
 
 static void report(const char *what, int64_t region, int64_t offset) {
@@ -135,24 +139,21 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
   _exit(1);
 }
 
-static int compare(const struct region *regions, int64_t count, const unsigned char *contents) {
-  int wrong = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const unsigned char *found = region_start(&slots[i], regions[i].bytes), *wanted = contents + regions[i].after;
-    int64_t at = 0;
-    while (at < regions[i].bytes && found[at] == wanted[at]) {
-      at++;
-    }
-    if (at < regions[i].bytes) {
-      report("differs", i, at);
-    } else if (!is_poisoned(open_side(&slots[i], regions[i].bytes))) {
-      report("wrote outside", i, at);
-    } else {
-      continue;
-    }
-    wrong++;
+/* 1 if a region is not what it was on the scalar ISA, or what surrounds it was written to. */
+static int is_wrong(int64_t i, const struct region *region, const unsigned char *contents) {
+  struct slot open = open_side(&slots[i], region->bytes);
+  int64_t size = open.end - open.start;
+  int64_t at = difference(region_start(&slots[i], region->bytes), contents + region->after, region->bytes);
+  if (at < region->bytes) {
+    report("differs", i, at);
+    return 1;
   }
-  return wrong != 0;
+  at = difference(open.start, poison, size);
+  if (at < size) {
+    report("was written outside", i, open.start + at - region_start(&slots[i], region->bytes));
+    return 1;
+  }
+  return 0;
 }
 
 /* Lays out one call's memory, runs it, compares. 1 if anything was wrong. */
@@ -177,7 +178,11 @@ static int replay(const struct isa_table *table, const struct call *call, const 
   unsigned char *scratch = region_start(&slots[SPAN_LIMIT], (int64_t)scratch_bytes);
   memset(scratch, POISON, scratch_bytes);
   lanewise_run(table->kernels[operation_number(call->operation)], args, scratch);
-  return compare(regions, call->regions, contents);
+  int wrong = 0;
+  for (int64_t i = 0; i < call->regions; i++) {
+    wrong |= is_wrong(i, &regions[i], contents);
+  }
+  return wrong;
 }
 
 static const struct call *next(const struct call *call) {
@@ -200,6 +205,7 @@ int main(int argc, char **argv) {
     slots[i] = make_slot((size_t)head->largest + PAGE);
   }
   slots[SPAN_LIMIT] = make_slot(lanewise_scratch_bytes(head->largest));
+  memset(poison, POISON, sizeof poison);
   sigaction(SIGSEGV, &(struct sigaction){.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, NULL);
   int64_t wrong = 0;
   for (running_side = AT_END; running_side < SIDES; running_side++) {
