@@ -44,6 +44,14 @@ const struct isa_table *const lanewise_tables[] = {
     NULL,
 };
 
+#if X86
+const char lanewise_machine[] = "x86_64";
+#elif ARM
+const char lanewise_machine[] = "aarch64";
+#else
+const char lanewise_machine[] = "other";
+#endif
+
 /* ---- the veto ---- */
 
 /* bits of CPUID leaf 1 ECX, leaf 7 EBX and XCR0: Intel SDM volume 2A, CPUID; volume 1, 13.3 */
@@ -76,9 +84,9 @@ int lanewise_x86_allows(const char *isa, const struct x86_registers *r) {
   return !strcmp(isa, "avx512") && avx2 && (r->leaf7_ebx & ebx) == ebx && (xcr0 & XCR0_ZMM) == XCR0_ZMM;
 }
 
-#if X86
-static struct x86_registers read_registers(void) {
+struct x86_registers lanewise_x86_registers(void) {
   struct x86_registers r = {0};
+#if X86
   uint32_t eax, ebx, ecx, edx;
   r.max_leaf = __get_cpuid_max(0, NULL);
   __cpuid(1, r.leaf1_eax, ebx, r.leaf1_ecx, edx);
@@ -89,29 +97,37 @@ static struct x86_registers read_registers(void) {
     __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
     r.xcr0 = (uint64_t)edx << 32 | eax;
   }
+#endif
   return r;
 }
-#endif
 
 int lanewise_machine_allows(const char *isa) {
-#if X86
-  struct x86_registers r = read_registers();
-  return lanewise_x86_allows(isa, &r);
-#elif ARM && defined __linux__
-  return !strcmp(isa, "scalar") || (getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0;
-#else
-  (void)isa; /* aarch64 elsewhere: NEON is the baseline */
-  return 1;
+#if ARM && defined __linux__
+  if (!strcmp(isa, "neon")) {
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0;
+  }
+#elif ARM
+  if (!strcmp(isa, "neon")) {
+    return 1; /* the baseline of every system that runs on aarch64 */
+  }
 #endif
+#ifdef LANEWISE_SIMDE /* tests build AVX-512 out of AVX2 */
+  isa = strcmp(isa, "avx512") ? isa : "avx2";
+#endif
+  struct x86_registers r = lanewise_x86_registers();
+  return lanewise_x86_allows(isa, &r);
 }
 
 void lanewise_cpu_signature(uint64_t out[4]) {
-  memset(out, 0, 4 * sizeof *out);
-#if X86
-  struct x86_registers r = read_registers();
+  struct x86_registers r = lanewise_x86_registers();
   out[0] = (uint64_t)r.max_leaf << 32 | r.leaf1_eax;
   out[1] = (uint64_t)r.leaf1_ecx << 32 | r.leaf7_ebx;
   out[2] = r.xcr0;
+  out[3] = 0;
+#if X86
+  uint32_t eax, ebx, ecx, edx;
+  __cpuid(0, eax, ebx, ecx, edx);
+  out[3] = (uint64_t)ebx << 32 | ecx; /* enough of the vendor's name to tell vendors apart */
 #elif ARM && defined __linux__
   out[0] = getauxval(AT_HWCAP);
   out[1] = getauxval(AT_HWCAP2);

@@ -7,11 +7,17 @@
 /* Tables of this build, best first, ended by NULL. */
 extern const struct isa_table *const lanewise_tables[];
 
+/* x86_64, aarch64 or other: what an ISA's record calls its machine. */
+extern const char lanewise_machine[];
+
 /* What CPUID and XGETBV say, as numbers, so that a test can say something else. xcr0 is 0 without OSXSAVE. */
 struct x86_registers {
   uint32_t max_leaf, leaf1_eax, leaf1_ecx, leaf7_ebx;
   uint64_t xcr0;
 };
+
+/* This machine's; zeros where there is no CPUID. */
+struct x86_registers lanewise_x86_registers(void);
 
 /* 1 unless the CPU or the operating system cannot run the named ISA. Pure. */
 int lanewise_x86_allows(const char *isa, const struct x86_registers *registers);

@@ -1,6 +1,7 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
-from ._dispatch import use, using
+from ._dispatch import info, use, using
+from ._tune import tune
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, log_softmax, logsumexp, sample, scale, softmax, top_k
@@ -12,12 +13,14 @@ __all__ = [
     "Stream",
     "Support",
     "argmax",
+    "info",
     "log_softmax",
     "logsumexp",
     "sample",
     "scale",
     "softmax",
     "top_k",
+    "tune",
     "use",
     "using",
 ]

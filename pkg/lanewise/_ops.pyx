@@ -14,9 +14,11 @@ cdef extern from "ops.h":
 
 cdef extern from "host.h":
     const isa_table *const lanewise_tables[1]  # ended by NULL
+    const char lanewise_machine[1]
     struct x86_registers:
         unsigned int max_leaf, leaf1_eax, leaf1_ecx, leaf7_ebx
         uint64_t xcr0
+    x86_registers lanewise_x86_registers() nogil
     int lanewise_x86_allows(const char *isa, const x86_registers *registers) nogil
     int lanewise_machine_allows(const char *isa) nogil
     void lanewise_cpu_signature(uint64_t *out) nogil
@@ -48,12 +50,25 @@ cdef extern from *:
     const size_t args_sizes[1]
 
 
-cdef lanewise_kernel bound[OP_COUNT]
-cdef bint ready = False
+# Any thread may bind while any other runs: a kernel pointer is read and written whole, and is NULL until the first bind.
+cdef extern from *:
+    """
+    #include <stdatomic.h>
+    static _Atomic(lanewise_kernel) bound[OP_COUNT];
+    static inline lanewise_kernel load_bound(int op) { return atomic_load_explicit(&bound[op], memory_order_relaxed); }
+    static inline void store_bound(int op, lanewise_kernel kernel) {
+      atomic_store_explicit(&bound[op], kernel, memory_order_relaxed);
+    }
+    """
+    lanewise_kernel load_bound(int op) nogil
+    void store_bound(int op, lanewise_kernel kernel) nogil
+
+
 cdef object resolve = None   # _dispatch.resolve, called before the first operation runs
 cdef object recorder = None  # a test's hook: called with every call's memory, before and after
 
 NAMES = tuple(operation_names[2 * i + 1].decode() for i in range(OP_COUNT))
+MACHINE = lanewise_machine.decode()
 GROUPS = {operation_names[2 * i + 1].decode(): operation_names[2 * i].decode() for i in range(OP_COUNT)}
 _isa_of = [""] * OP_COUNT
 
@@ -82,6 +97,12 @@ def allowed(str isa):
     return bool(lanewise_machine_allows(isa.encode()))
 
 
+def registers():
+    """What CPUID and XGETBV say here, as x86_allows() takes it; zeros where there is no CPUID."""
+    cdef x86_registers r = lanewise_x86_registers()
+    return {"max_leaf": r.max_leaf, "leaf1_ecx": r.leaf1_ecx, "leaf7_ebx": r.leaf7_ebx, "xcr0": r.xcr0}
+
+
 def x86_allows(str isa, *, unsigned int max_leaf, unsigned int leaf1_ecx, unsigned int leaf7_ebx, uint64_t xcr0):
     """The same question for register values a test makes up."""
     cdef x86_registers r
@@ -98,11 +119,9 @@ def cpu_signature():
 
 def bind(str op, str isa):
     """Binds one operation to one ISA's kernel. The caller has made sure that the ISA may run."""
-    global ready
     cdef int i = NAMES.index(op)
-    bound[i] = table(isa).kernels[i]
+    store_bound(i, table(isa).kernels[i])
     _isa_of[i] = isa
-    ready = all(_isa_of)
 
 
 def bindings():
@@ -111,7 +130,7 @@ def bindings():
 
 
 def set_resolver(callable_):
-    """What to call when an operation is run and nothing is bound yet."""
+    """What binds every operation, called when one is run that is not bound yet."""
     global resolve
     resolve = callable_
 
@@ -128,23 +147,30 @@ cdef list memory(int op, const void *args):
             for i in range(<int>span_counts[op])]
 
 
+cdef lanewise_kernel kernel_of(int op) except NULL:
+    if load_bound(op) == NULL:
+        resolve()
+    return load_bound(op)
+
+
 cdef int run(int op, const void *args, int64_t cols) except -1:
+    cdef lanewise_kernel kernel = kernel_of(op)
     cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(cols))
     if scratch == NULL:
         raise MemoryError(f"no memory for the scratch of {cols} columns")
-    if not ready:
-        resolve()
     if recorder is not None:
         before = memory(op, args)
     with nogil:
-        lanewise_run(bound[op], args, scratch)
+        lanewise_run(kernel, args, scratch)
     if recorder is not None:
         recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
     return 0
 
 
-cdef span span_of(object array):
+cdef span span_of(object array) except *:
     cdef span s
+    if not array.flags.c_contiguous:
+        raise ValueError(f"arrays must be C-contiguous, got strides {array.strides}")
     s.ptr = <void *><size_t>array.ctypes.data
     s.bytes = array.nbytes
     return s
@@ -182,13 +208,12 @@ cdef object timed(int op, const void *args, int64_t cols, int64_t repeats):
     if not repeats:
         run(op, args, cols)
         return None
-    if not ready:
-        resolve()
+    cdef lanewise_kernel kernel = kernel_of(op)
     ns = numpy.empty(repeats, numpy.int64)
     cdef int64_t *out = <int64_t *><size_t>ns.ctypes.data
     cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(cols))
     if scratch == NULL:
         raise MemoryError(f"no memory for the scratch of {cols} columns")
     with nogil:
-        lanewise_time(bound[op], args, scratch, repeats, out)
+        lanewise_time(kernel, args, scratch, repeats, out)
     return ns

@@ -111,7 +111,14 @@ cdef inline bint is_scalar(object value):
 
 
 cdef list per_row(object value, str name, int64_t rows):
-    cdef list values = list(value) if isinstance(value, (list, tuple)) else as_array(value, name).tolist()
+    cdef list values
+    if isinstance(value, (list, tuple)):
+        values = list(value)
+    else:
+        array = as_array(value, name)
+        if array.ndim != 1 or array.dtype.kind not in "biuf":
+            raise TypeError(f"{name} must be a number or one a row, got {value!r}")
+        values = array.tolist()
     if len(values) != rows:
         raise ValueError(f"{name} must be one value or one a row: {rows} rows, got {len(values)} values")
     return values
@@ -519,8 +526,8 @@ cdef object entropy():
 
 # Numbers of SamplingParams, one for all rows or a list, one a row; a keyword beside them is an error.
 cdef list from_params(object params, list given):
-    rows = [params] if isinstance(params, SamplingParams) else list(params)
-    if not all(isinstance(row, SamplingParams) for row in rows):
+    rows = [params] if isinstance(params, SamplingParams) else list(params) if isinstance(params, (list, tuple)) else None
+    if rows is None or not all(isinstance(row, SamplingParams) for row in rows):
         raise TypeError("params must be a SamplingParams or a list of them, one a row")
     for name, value in zip(PARAMETERS, given):
         if not (is_scalar(value) and value == getattr(_DEFAULTS, name)):
