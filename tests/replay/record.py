@@ -14,7 +14,7 @@ import lanewise
 from lanewise import _ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from cases import CASES, DTYPES, SIZES, Case
+from cases import CASES, DTYPES, SIZES, Case  # noqa: E402
 
 SPAN = struct.Struct("<Qq")  # struct span of csrc/ops.h
 
@@ -48,8 +48,8 @@ def padded(data: bytes) -> bytes:
 class Recording:
     """The file: see replay.c for its layout. Equal contents are kept once."""
 
-    def __init__(self) -> None:
-        self.label = ""
+    def __init__(self, label: str = "") -> None:
+        self.label = label
         self.calls: list[bytes] = []
         self.contents = bytearray()
         self.places: dict[bytes, int] = {}
@@ -95,17 +95,20 @@ def sizes(dtype: str) -> list[int]:
     return [n for n in SIZES if n <= (50_000 if dtype == "f32" else 1000)]
 
 
-def main(path: Path) -> None:
+def record(path: Path) -> None:
     recording = Recording()
-    lanewise.use("scalar")
     _ops.set_recorder(recording.add)
-    with mock.patch.object(np, "empty", np.zeros):  # so that what a kernel leaves as it was is no accident
-        for case in CASES:
-            for dtype in case.dtypes:
-                for n in sizes(dtype):
-                    recording.run(case, n, dtype)
+    try:
+        # zeros, so that what a kernel leaves as it was is no accident
+        with lanewise.using("scalar"), mock.patch.object(np, "empty", np.zeros):
+            for case in CASES:
+                for dtype in case.dtypes:
+                    for n in sizes(dtype):
+                        recording.run(case, n, dtype)
+    finally:
+        _ops.set_recorder(None)
     recording.write(path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    record(Path(sys.argv[1]))

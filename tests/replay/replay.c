@@ -40,6 +40,7 @@ static const char *const side_names[] = {"ending at a guard page", "beginning be
 static unsigned char poison[PAGE];
 static struct slot slots[SPAN_LIMIT + 1];  /* the last is scratch */
 static const struct call *running;
+static int64_t running_bytes[SPAN_LIMIT + 1];
 static enum side running_side;
 
 static void fail(const char *message) {
@@ -121,9 +122,23 @@ static int64_t difference(const unsigned char *a, const unsigned char *b, int64_
   return i;
 }
 
-static void report(const char *what, int64_t region, int64_t offset) {
-  printf("%s %s, %s: region %lld, offset %lld: %s\n", running->operation, running->label, side_names[running_side],
-         (long long)region, (long long)offset, what);
+/* Which span of the running call lies in a slot; the last slot is scratch. */
+static int64_t span_in(int64_t slot) {
+  const struct place *places = (const struct place *)((const char *)(running + 1) + running->args_bytes);
+  int64_t i = 0;
+  while (i < running->spans && places[i].region != slot) {
+    i++;
+  }
+  return i;
+}
+
+static void report(const char *what, int64_t slot, int64_t offset) {
+  char name[32] = "scratch";
+  if (slot < SPAN_LIMIT) {
+    snprintf(name, sizeof name, "span %d", (int)span_in(slot));
+  }
+  printf("%s %s, %s: %s, offset %lld: %s\n", running->operation, running->label, side_names[running_side], name,
+         (long long)offset, what);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
@@ -131,7 +146,7 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
   unsigned char *at = info->si_addr;
   for (int i = 0; i <= SPAN_LIMIT; i++) {
     if (slots[i].start && at >= slots[i].start - PAGE && at < slots[i].end + PAGE) {
-      report("touched a guard page", i, at - slots[i].start);
+      report("touched a guard page", i, at - region_start(&slots[i], running_bytes[i]));
     }
   }
   printf("replay: fault at %p\n", (void *)at);
@@ -165,6 +180,7 @@ static int replay(const struct isa_table *table, const struct call *call, const 
   memcpy(args, recorded, (size_t)call->args_bytes);
   memcpy(&cols, recorded + (size_t)call->spans * sizeof(struct span) + sizeof(int64_t), sizeof cols);
   for (int64_t i = 0; i < call->regions; i++) {
+    running_bytes[i] = regions[i].bytes;
     struct slot open = open_side(&slots[i], regions[i].bytes);
     memset(open.start, POISON, (size_t)(open.end - open.start));
     memcpy(region_start(&slots[i], regions[i].bytes), contents + regions[i].before, (size_t)regions[i].bytes);
@@ -175,6 +191,7 @@ static int replay(const struct isa_table *table, const struct call *call, const 
     span->ptr = r < 0 ? NULL : region_start(&slots[r], regions[r].bytes) + places[i].offset;
   }
   size_t scratch_bytes = lanewise_scratch_bytes(cols);
+  running_bytes[SPAN_LIMIT] = (int64_t)scratch_bytes;
   unsigned char *scratch = region_start(&slots[SPAN_LIMIT], (int64_t)scratch_bytes);
   memset(scratch, POISON, scratch_bytes);
   lanewise_run(table->kernels[operation_number(call->operation)], args, scratch);
