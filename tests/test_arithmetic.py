@@ -1,4 +1,4 @@
-"""The words of the arithmetic over all their values: exp over every float, halves over all 65,536, log and its order."""
+"""The words of the arithmetic over all their values: exp over every float, every half, log and its order."""
 
 from __future__ import annotations
 

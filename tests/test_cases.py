@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, SIZES, Case
-from guarded import Guarded
 
 import lanewise
 from lanewise import _dispatch, _ops, sampling
+
+from cases import CASES, DTYPES, SIZES, Case
+from guarded import Guarded
 
 ISAS = _dispatch.runnable()
 BY_NAME = {case.name: case for case in CASES}

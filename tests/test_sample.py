@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import chi_square, kolmogorov_smirnov
 
 import lanewise
 from lanewise import InvalidLogitsError, SamplingParams, Stream, _ops, reference
+
+from laws import chi_square, kolmogorov_smirnov
 
 DRAWS = 20000
 LOGITS = (np.random.default_rng(5).standard_normal(300) * 1.5).astype(np.float32)
