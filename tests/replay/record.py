@@ -14,7 +14,7 @@ import lanewise
 from lanewise import _ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from cases import CASES, DTYPES, SIZES, Case  # noqa: E402
+from cases import CASES, DTYPES, SIZES, Case
 
 SPAN = struct.Struct("<Qq")  # struct span of csrc/ops.h
 

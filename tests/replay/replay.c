@@ -14,20 +14,21 @@
 
 enum { PAGE = 4096, POISON = 0xA5, SPAN_LIMIT = 32, ARGS_LIMIT = 4096 };
 
-/* The file, as record.py writes it: a head, calls, contents. Every number is int64, every part a multiple of 8 bytes. */
+/* The file, as record.py writes it: a head, calls, contents. Every number is int64, every part a multiple of 8 bytes.
+ */
 struct head {
   char magic[8];
-  int64_t calls, contents, largest;  /* how many; where these start in the file; bytes of the largest region */
+  int64_t calls, contents, largest; /* how many; where these start in the file; bytes of the largest region */
 };
 struct call {
   char operation[32], label[96];
   int64_t args_bytes, spans, regions;
 };
 struct place {
-  int64_t region, offset;  /* region -1: the span is NULL */
+  int64_t region, offset; /* region -1: the span is NULL */
 };
 struct region {
-  int64_t bytes, before, after;  /* the last two from the start of the contents */
+  int64_t bytes, before, after; /* the last two from the start of the contents */
 };
 
 /* Memory with an untouchable page on either side. */
@@ -38,7 +39,7 @@ enum side { AT_END, AT_START, SIDES };
 static const char *const side_names[] = {"ending at a guard page", "beginning behind a guard page"};
 
 static unsigned char poison[PAGE];
-static struct slot slots[SPAN_LIMIT + 1];  /* the last is scratch */
+static struct slot slots[SPAN_LIMIT + 1]; /* the last is scratch */
 static const struct call *running;
 static int64_t running_bytes[SPAN_LIMIT + 1];
 static enum side running_side;
