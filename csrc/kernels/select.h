@@ -24,6 +24,29 @@ INLINE vu order_keys(vf x) {
   return v_bits(v_select(negative, flipped, raised));
 }
 
+/* Logits picked from a row, with their ids. */
+struct list {
+  float *value;
+  uint32_t *id;
+  size_t count;
+};
+
+INLINE struct list list_in(char **scratch, size_t capacity) {
+  struct list list = {(float *)*scratch, NULL, 0};
+  capacity = (capacity + 2 * LANES) / LANES * LANES; /* room for a whole vector behind the last entry */
+  list.id = (uint32_t *)(list.value + capacity);
+  *scratch = (char *)(list.id + capacity);
+  return list;
+}
+
+INLINE void append(struct list *list, vf value, vu id, vm which) {
+  u_compress(list->id + list->count, id, which);
+  list->count += v_compress(list->value + list->count, value, which);
+}
+
+/* The ids of the vector at i. */
+INLINE vu ids_from(size_t i) { return u_add(u_load(lane_numbers), u_set1((uint32_t)i)); }
+
 enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
 
 /* Stable, descending. Sorts by the complement of the key, three passes; the result lands in value and id. */
@@ -131,43 +154,39 @@ static void add_masses(uint64_t mass[DIGITS], const float *z, size_t n, const st
   }
 }
 
-/* The entries of z with this digit, in order; id NULL numbers them from 0. May be in place. */
-static size_t gather_digit(const float *z, const uint32_t *id, size_t n, const struct digits *d, size_t digit,
-                           float *value, uint32_t *to) {
-  size_t count = 0;
+/* The entries of z with this digit into list, in order; id NULL numbers them from 0. z and id may be the list's own:
+   what is stored never passes what has been read. */
+static void gather_digit(struct list *list, const float *z, const uint32_t *id, size_t n, const struct digits *d,
+                         size_t digit) {
+  const vf floor = v_set1(d->floor);
+  list->count = 0;
   for (size_t i = 0; i < n; i += LANES) {
     size_t lanes = min_size(LANES, n - i);
-    vm same = u_eq(digits_of(v_load_n(z + i, lanes, -INFINITY), d), u_set1((uint32_t)digit));
-    for (unsigned hits = m_bits(same) & ((1u << lanes) - 1u); hits; hits &= hits - 1) {
-      size_t j = i + (size_t)__builtin_ctz(hits);
-      if (z[j] >= d->floor) {
-        value[count] = z[j];
-        to[count++] = id ? id[j] : (uint32_t)j;
-      }
-    }
+    vf v = v_load_n(z + i, lanes, NAN);
+    vu ids = id ? u_load(id + i) : ids_from(i);
+    append(list, v, ids, m_and(u_eq(digits_of(v, d), u_set1((uint32_t)digit)), v_ge(v, floor)));
   }
-  return count;
 }
 
 /* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
 static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
                                    char *scratch) {
   uint64_t mass[DIGITS], w[LANES];
-  float *value = (float *)scratch;
-  uint32_t *id = (uint32_t *)(value + (n + 2 * LANES) / LANES * LANES);
+  struct list list = list_in(&scratch, n);
   const float *left = z;
   size_t count = n;
   struct digits d;
   do {
     d = highest_digits(left, count, how->by_mass ? -INFINITY : NAN);
     add_masses(mass, left, count, &d, how);
-    count = gather_digit(left, left == z ? NULL : id, count, &d, digit_reaching(mass, DIGITS, &limit), value, id);
-    left = value;
+    gather_digit(&list, left, left == z ? NULL : list.id, count, &d, digit_reaching(mass, DIGITS, &limit));
+    left = list.value;
+    count = list.count;
   } while (d.shift > 0);
   /* all left are equal, of equal weight, in id order */
-  weigh16(w, v_set1(value[0]), how);
+  weigh16(w, v_set1(left[0]), how);
   size_t ties = w[0] ? (size_t)((limit + w[0] - 1) / w[0]) : count;
-  return (struct prefix){value[0], id[min_size(ties, count) - 1]};
+  return (struct prefix){left[0], list.id[min_size(ties, count) - 1]};
 }
 
 static struct prefix select_count(const float *z, size_t n, size_t k, char *scratch) {
