@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,8 +17,10 @@ Ready = Callable[[int], Call]
 def scipy() -> dict[str, Ready]:
     from scipy import special
 
-    functions = {"softmax": special.softmax, "log_softmax": special.log_softmax, "logsumexp": special.logsumexp}
-    return {name: lambda vocab, f=function: f for name, function in functions.items()}
+    def ready(function: Call, vocab: int) -> Call:
+        return function
+
+    return {name: partial(ready, getattr(special, name)) for name in ("softmax", "log_softmax", "logsumexp")}
 
 
 def onnxruntime() -> dict[str, Ready]:
@@ -58,9 +61,7 @@ def first(result: Any) -> Any:
 
 def installed() -> dict[str, dict[str, Ready]]:
     peers = {}
-    for peer in (scipy, onnxruntime):
-        try:
-            peers[peer.__name__] = peer()
-        except ImportError:
-            continue
+    for name, peer in (("SciPy", scipy), ("onnxruntime", onnxruntime)):
+        with contextlib.suppress(ImportError):
+            peers[name] = peer()
     return peers
