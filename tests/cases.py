@@ -190,7 +190,11 @@ def top_k_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
 
 
 def all_k(n: int) -> list[dict[str, Any]]:
-    return [{"k": k} for k in sorted({1, 2, 7, 50, 129, 1000, n // 64 + 1, n - 1, n}) if 1 <= k <= n and (n <= 5000 or k < n - 1)]
+    return [
+        {"k": k}
+        for k in sorted({1, 2, 7, 50, 129, 1000, n // 64 + 1, n - 1, n})
+        if 1 <= k <= n and (n <= 5000 or k < n - 1)
+    ]
 
 
 def per_row(values: list[Any]) -> Callable[[int], list[Any]]:
@@ -348,8 +352,22 @@ def gumbel_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
 
 
 ARITHMETIC = [
-    Case("exp32", exponents, lambda n: [{}], as_rows("exp32", np.float32), lambda x, s: {"out": reference.exp32(x)}, dtypes=("f32",)),
-    Case("log64", positives, lambda n: [{}], as_rows("log64", np.float64), lambda x, s: {"out": reference.log64(x)}, dtypes=("f32",)),
+    Case(
+        "exp32",
+        exponents,
+        lambda n: [{}],
+        as_rows("exp32", np.float32),
+        lambda x, s: {"out": reference.exp32(x)},
+        dtypes=("f32",),
+    ),
+    Case(
+        "log64",
+        positives,
+        lambda n: [{}],
+        as_rows("log64", np.float64),
+        lambda x, s: {"out": reference.log64(x)},
+        dtypes=("f32",),
+    ),
     Case("widen", halves, lambda n: [{}], as_rows("widen", np.float32), lambda x, s: {"out": widened(x)}),
     Case(
         "weights",

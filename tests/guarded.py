@@ -1,4 +1,4 @@
-"""Memory that a kernel cannot leave unnoticed: arrays that touch an unreadable page, with poison on their other side."""
+"""Memory that a kernel cannot leave unnoticed: arrays that touch an unreadable page, poison on their other side."""
 
 from __future__ import annotations
 

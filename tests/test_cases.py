@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, SIZES, Case
-from guarded import Guarded
 
 import lanewise
 from lanewise import _dispatch, _ops, sampling
+
+from cases import CASES, DTYPES, SIZES, Case
+from guarded import Guarded
 
 ISAS = _dispatch.runnable()
 BY_NAME = {case.name: case for case in CASES}
@@ -45,12 +46,17 @@ def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: A
         assert a.dtype == b.dtype and a.shape == b.shape, (what, name, a.dtype, b.dtype, a.shape, b.shape)
         if a.tobytes() != b.tobytes():
             at = np.flatnonzero(a.reshape(-1).view(f"u{a.itemsize}") != b.reshape(-1).view(f"u{b.itemsize}"))
-            raise AssertionError(f"{what}: {name}[{at[0]}] is {a.flat[at[0]]!r}, not {b.flat[at[0]]!r} ({len(at)} differ)")
+            raise AssertionError(
+                f"{what}: {name}[{at[0]}] is {a.flat[at[0]]!r}, not {b.flat[at[0]]!r} ({len(at)} differ)"
+            )
 
 
 def parameters() -> list[Any]:
     return [
-        pytest.param(case, n, dtype, id=f"{case.name}-{n}-{dtype}") for case in CASES for n in SIZES for dtype in case.dtypes
+        pytest.param(case, n, dtype, id=f"{case.name}-{n}-{dtype}")
+        for case in CASES
+        for n in SIZES
+        for dtype in case.dtypes
     ]
 
 
@@ -102,7 +108,11 @@ def test_a_row_alone_is_the_row_in_a_batch(case: Case, n: int) -> None:
             alone = case.run(x[r : r + 1], s, np.empty)
             if "indptr" in batch:
                 own = slice(*batch["indptr"][r : r + 2])
-                want = {"tokens": batch["tokens"][r : r + 1], "ids": batch["ids"][own], "logprobs": batch["logprobs"][own]}
+                want = {
+                    "tokens": batch["tokens"][r : r + 1],
+                    "ids": batch["ids"][own],
+                    "logprobs": batch["logprobs"][own],
+                }
                 alone.pop("indptr")
             else:
                 want = {name: array[r : r + 1] for name, array in batch.items()}

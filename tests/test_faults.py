@@ -10,16 +10,18 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from guarded import Guarded
 
 import lanewise
 from lanewise import InvalidLogitsError, reference
+
+from guarded import Guarded
 
 INF = np.inf
 MAPS = (lanewise.softmax, lanewise.log_softmax, lanewise.logsumexp, lambda x: lanewise.scale(x, 0.5))
@@ -453,7 +455,12 @@ def views_are_their_copies() -> None:
     for view in VIEWS:
         x = view(a)
         copy = np.array(x, order="C")
-        for op in (*MAPS, lanewise.argmax, lambda x: lanewise.sample(x, seed=1, step=0), lambda x: lanewise.top_k(x, 3)[1]):
+        for op in (
+            *MAPS,
+            lanewise.argmax,
+            lambda x: lanewise.sample(x, seed=1, step=0),
+            lambda x: lanewise.top_k(x, 3)[1],
+        ):
             assert op(x).tobytes() == op(copy).tobytes()
         if x.flags.writeable:
             target = view(np.zeros_like(a))
@@ -534,7 +541,11 @@ def other_layouts_are_read_right() -> None:
 
 @fault("OK11")
 def out_may_overlap() -> None:
-    for taken, given in (((slice(1, None)), slice(None, -1)), (slice(None, -1), slice(1, None)), (slice(None), slice(None))):
+    for taken, given in (
+        ((slice(1, None)), slice(None, -1)),
+        (slice(None, -1), slice(1, None)),
+        (slice(None), slice(None)),
+    ):
         a = np.random.default_rng(0).standard_normal((3, 9000)).astype(np.float32)
         for op in (lanewise.softmax, lanewise.log_softmax):
             want = op(a[:, given].copy())
@@ -615,5 +626,5 @@ def test_fault_is_tested_elsewhere(file: str, name: str) -> None:
 
 
 def test_all_faults_are_here() -> None:
-    later, elsewhere = sum(LATER.values(), []), sum(ELSEWHERE.values(), [])
+    later, elsewhere = [*chain(*LATER.values())], [*chain(*ELSEWHERE.values())]
     assert len({*FAULTS, *later, *elsewhere}) == len(FAULTS) + len(later) + len(elsewhere) == 107

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import chi_square, kolmogorov_smirnov
 
 import lanewise
 from lanewise import InvalidLogitsError, SamplingParams, Stream, _ops, reference
+
+from laws import chi_square, kolmogorov_smirnov
 
 DRAWS = 20000
 LOGITS = (np.random.default_rng(5).standard_normal(300) * 1.5).astype(np.float32)
@@ -41,7 +42,15 @@ def counts(tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "setting",
-    [{}, {"temperature": 0.6}, {"temperature": 2.0}, {"top_k": 20}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 50, "top_p": 0.8, "temperature": 1.4}],
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 2.0},
+        {"top_k": 20},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_k": 50, "top_p": 0.8, "temperature": 1.4},
+    ],
     ids=str,
 )
 def test_draws_follow_the_law(setting: dict[str, float]) -> None:
@@ -83,7 +92,13 @@ def test_noise_is_independent_gumbel() -> None:
     for i in ids:
         g = np.sort(noise[:, i])
         assert kolmogorov_smirnov(g, np.exp(-np.exp(-g))) > 1e-4
-    for i, j in ((0, 1), (0, 64), (63, 64), (0, 4095), (1, 65)):  # the maximum of k independent ones is shifted by log k
+    for i, j in (
+        (0, 1),
+        (0, 64),
+        (63, 64),
+        (0, 4095),
+        (1, 65),
+    ):  # the maximum of k independent ones is shifted by log k
         g = np.sort(np.maximum(noise[:, i], noise[:, j]) - np.log(2))
         assert kolmogorov_smirnov(g, np.exp(-np.exp(-g))) > 1e-4
     g = np.sort(noise.max(1) - np.log(4096))
@@ -133,7 +148,9 @@ def test_batch_order_and_isa_do_not_matter(isa: str) -> None:
     }
     tokens = lanewise.sample(rows, seed=8, **kw)
     order = rng.permutation(40)
-    assert lanewise.sample(rows[order], seed=8, **{k: v[order] for k, v in kw.items()}).tolist() == tokens[order].tolist()
+    assert (
+        lanewise.sample(rows[order], seed=8, **{k: v[order] for k, v in kw.items()}).tolist() == tokens[order].tolist()
+    )
     alone = [lanewise.sample(rows[i], seed=8, **{k: v[i] for k, v in kw.items()}) for i in range(40)]
     assert alone == tokens.tolist()
     with lanewise.using("scalar"):
@@ -219,7 +236,9 @@ def test_params_are_their_keywords() -> None:
     rows = np.stack([LOGITS, LOGITS])
     one = SamplingParams(temperature=0.7, top_k=9)
     other = SamplingParams(top_p=0.5, repetition_penalty=1.2)
-    assert lanewise.sample(LOGITS, one, seed=1, step=0) == lanewise.sample(LOGITS, temperature=0.7, top_k=9, seed=1, step=0)
+    assert lanewise.sample(LOGITS, one, seed=1, step=0) == lanewise.sample(
+        LOGITS, temperature=0.7, top_k=9, seed=1, step=0
+    )
     got = lanewise.sample(rows, [one, other], output_ids=[[1], [2]], seed=1, step=0)
     want = lanewise.sample(
         rows,
@@ -238,7 +257,13 @@ def test_params_are_their_keywords() -> None:
 
 def test_forms_of_history_agree() -> None:
     rows = np.stack([LOGITS, LOGITS])
-    kw: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "seed": 1, "step": 0, "return_support": True}
+    kw: dict[str, Any] = {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "seed": 1,
+        "step": 0,
+        "return_support": True,
+    }
 
     def same(a: Any, b: Any) -> bool:
         return a[1].logprobs.tobytes() == b[1].logprobs.tobytes()

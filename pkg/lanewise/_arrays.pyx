@@ -1,4 +1,4 @@
-# cython: language_level=3, freethreading_compatible=True
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """The one input layer: NumPy arrays, whatever exports DLPack or the buffer protocol, and plain lists.
 
 float32 and float16 are used in place, and so is bfloat16 (as ml_dtypes or DLPack has it). What a kernel cannot read

@@ -27,8 +27,9 @@ def cache_file() -> str:
 
 
 def cache_folder() -> str:
-    if os.environ.get("LANEWISE_CACHE_DIR"):
-        return os.environ["LANEWISE_CACHE_DIR"]
+    folder = os.environ.get("LANEWISE_CACHE_DIR")
+    if folder:
+        return folder
     if sys.platform == "darwin":
         base = "~/Library/Caches"
     elif os.name == "nt":
@@ -129,7 +130,7 @@ def c_flags() -> frozenset[str]:
 
 def ask_cpuinfo() -> tuple[frozenset[str], str]:
     """The flags of the first part of py-cpuinfo that lists any."""
-    from cpuinfo import cpuinfo
+    from cpuinfo import cpuinfo  # type: ignore[import-untyped]
 
     for name, part in PARTS.items():
         with suppress(Exception):  # most parts are private, and the public one raises too

@@ -167,8 +167,10 @@ cdef int run(int op, const void *args, int64_t cols) except -1:
     return 0
 
 
-cdef span span_of(object array):
+cdef span span_of(object array) except *:
     cdef span s
+    if not array.flags.c_contiguous:
+        raise ValueError(f"arrays must be C-contiguous, got strides {array.strides}")
     s.ptr = <void *><size_t>array.ctypes.data
     s.bytes = array.nbytes
     return s

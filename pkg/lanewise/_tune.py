@@ -39,7 +39,7 @@ def tune(seconds: float = 0.4) -> list[dict[str, Any]]:
     return table
 
 
-def fastest(untuned: str, names: tuple[str, ...], times: dict[int, dict[str, list[float]]]) -> str:
+def fastest(untuned: str, names: tuple[str, ...], times: dict[int, dict[str, Any]]) -> str:
     """The ISA that beats `untuned` by most, if any does so clearly at every size; times are paired by position."""
 
     def gain(isa: str) -> float:

@@ -22,7 +22,8 @@ class InvalidLogitsError(ValueError):
     def __init__(self, rows: list[int], tokens: Any) -> None:
         shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
         super().__init__(
-            f"nothing to choose from in {len(rows)} row(s): {shown} (a NaN or +inf among the allowed ids, or none allowed)"
+            f"nothing to choose from in {len(rows)} row(s): {shown} "
+            "(a NaN or +inf among the allowed ids, or nothing allowed)"
         )
         self.rows = rows
         self.tokens = tokens

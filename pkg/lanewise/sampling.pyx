@@ -393,13 +393,19 @@ _STEPS = {"temperature": STEP_TEMPERATURE, "top_k": STEP_TOP_K, "top_p": STEP_TO
 
 
 cdef int fill_steps(int64_t *steps, object preset) except -1:
-    names = PRESETS.get(preset) if isinstance(preset, str) else tuple(preset)
-    if names is None:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)} or a sequence of steps, got {preset!r}")
-    if "temperature" not in names or len(set(names)) != len(names) or not set(names) <= set(_STEPS):
-        raise ValueError(f"preset must name 'temperature' and any of 'top_k', 'top_p', 'min_p', each once, got {names}")
-    for i, name in enumerate(names):
+    cdef int i = 0
+    if isinstance(preset, str):
+        names = PRESETS.get(preset)
+        if names is None:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)} or a sequence of steps, got {preset!r}")
+    else:
+        names = tuple(preset)
+        if "temperature" not in names or len(set(names)) != len(names) or not set(names) <= set(_STEPS):
+            raise ValueError("preset must name 'temperature' and any of 'top_k', 'top_p', 'min_p', each once, "
+                             f"got {names}")
+    for name in names:
         steps[i] = _STEPS[name]
+        i += 1
     return 0
 
 

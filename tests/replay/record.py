@@ -63,9 +63,14 @@ class Recording:
         addresses = [SPAN.unpack_from(args, SPAN.size * i)[0] for i in range(len(before))]
         spans = [(a, b, c) for a, b, c in zip(addresses, before, after, strict=True) if b is not None and c is not None]
         regions = regions_of(spans)
-        parts = [struct.pack("<32s96sqqq", operation.encode(), self.label.encode(), len(args), len(before), len(regions)), args]
+        parts = [
+            struct.pack("<32s96sqqq", operation.encode(), self.label.encode(), len(args), len(before), len(regions)),
+            args,
+        ]
         for address, content in zip(addresses, before, strict=True):
-            at = next((i for i, r in reversed(list(enumerate(regions))) if content is not None and r.start <= address), -1)
+            at = next(
+                (i for i, r in reversed(list(enumerate(regions))) if content is not None and r.start <= address), -1
+            )
             parts.append(struct.pack("<qq", at, address - regions[at].start if at >= 0 else 0))
         parts += [struct.pack("<qqq", len(r.before), self.place(r.before), self.place(r.after)) for r in regions]
         self.calls.append(b"".join(parts))

@@ -1,0 +1,10 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__pyx_capi__: dict[str, object]  # added by Cython, and so is __test__
+__test__: dict[str, str]
+BFLOAT16: np.dtype[np.void]
+
+def as_array(x: object, name: str) -> NDArray[Any]: ...

@@ -1,0 +1,133 @@
+"""What is written is true: examples run; names, signatures, presets, links and make targets are those that exist."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lanewise
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMPILED = ("sampling", "_ops", "_arrays")
+PYTHON = ("errors", "params", "reference", "_dispatch")
+OPERATIONS = [name for name, group in lanewise._ops.GROUPS.items() if group == "sampling"]
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def run_examples(test: doctest.DocTest) -> None:
+    report = io.StringIO()
+    result = doctest.DocTestRunner(verbose=False).run(test, out=report.write, clear_globs=False)
+    assert result.attempted and not result.failed, report.getvalue()
+
+
+def docstring_examples() -> list[doctest.DocTest]:
+    finder, tests = doctest.DocTestFinder(), {}
+    for name in COMPILED + PYTHON:
+        module = importlib.import_module(f"lanewise.{name}")
+        found = finder.find(module, extraglobs={"np": np, "lanewise": lanewise})
+        # a compiled module lists its docstrings once more in __test__
+        tests.update({test.docstring: test for test in found if test.examples})
+    return list(tests.values())
+
+
+@pytest.mark.parametrize("test", docstring_examples(), ids=lambda test: test.name)
+def test_docstring_examples(test: doctest.DocTest) -> None:
+    run_examples(test)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_examples(page: Path) -> None:
+    """The blocks of a page share their names, as a reader who types them in would have it."""
+    names: dict[str, Any] = {}
+    for block in re.finditer(r"^```python\n(.*?)^```", text(page), re.M | re.S):
+        line = text(page)[: block.start(1)].count("\n")
+        if ">>> " in block[1]:
+            test = doctest.DocTestParser().get_doctest(block[1], names, page.name, str(page), line)
+            run_examples(test)
+            names = test.globs
+        else:
+            exec(compile("\n" * line + block[1], str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("name", lanewise.__all__)
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    assert (inspect.getdoc(getattr(lanewise, name)) or "").strip()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_has_signature_row_and_example(name: str) -> None:
+    page, operation = text(ROOT / "docs/operations.md"), getattr(lanewise, name)
+    assert f"{name}{inspect.signature(operation)}" in re.sub(r"\s+", " ", page)
+    assert re.search(rf"^\| `{name}` \|", page, re.M)
+    assert re.search(rf">>> .*lanewise\.{name}\(", operation.__doc__)
+
+
+def test_sampling_page_has_every_parameter_and_preset() -> None:
+    page = text(ROOT / "docs/sampling.md")
+    cells = " ".join(re.findall(r"^\| (`[^|]*) \|", page, re.M))
+    missing = [name for name in list(inspect.signature(lanewise.sample).parameters)[1:] if f"`{name}`" not in cells]
+    assert not missing
+    rows = re.findall(r'^\| `"([^"]+)"` \| ([^|]+) \|$', page, re.M)
+    assert {name: tuple(steps.replace("-", "_").split(", ")) for name, steps in rows} == lanewise.sampling.PRESETS
+
+
+def stub_signatures(module: str) -> dict[str, list[inspect.Signature]]:
+    """{name: the signature of each overload}, without annotations."""
+    signatures: dict[str, list[inspect.Signature]] = {}
+    for node in ast.parse(text(ROOT / f"pkg/lanewise/{module}.pyi")).body:
+        if isinstance(node, ast.FunctionDef):
+            made: dict[str, Any] = {}
+            node.decorator_list, node.returns = [], None
+            for part in ast.walk(node):
+                if isinstance(part, ast.arg):
+                    part.annotation = None
+            exec(compile(ast.Module([node], []), module, "exec"), made)
+            signatures.setdefault(node.name, []).append(inspect.signature(made[node.name]))
+    return signatures
+
+
+@pytest.mark.parametrize("module", COMPILED)
+def test_stub_has_the_real_signatures(module: str) -> None:
+    """By inspect alone, so that it runs without mypy; stubtest (make lint) looks at more than functions."""
+    built, stubs = vars(importlib.import_module(f"lanewise.{module}")), stub_signatures(module)
+    assert set(stubs) == {
+        name for name, value in built.items() if inspect.isroutine(value) and value.__module__ == f"lanewise.{module}"
+    }
+    for name, (first, *others) in stubs.items():
+        assert str(first) == str(inspect.signature(built[name])), name
+        assert all(list(other.parameters) == list(first.parameters) for other in others), name
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        if not target.startswith(("http:", "https:")):
+            path, _, anchor = target.partition("#")
+            to = page.parent / path if path else page
+            assert to.exists(), target
+            if anchor:
+                assert anchor in {slug(h) for h in re.findall(r"^#+ (.+)$", text(to), re.M)}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", text(ROOT / "Makefile"), re.M))
+    named = set(re.findall(r"`make ([\w-]+)", text(page))) | set(re.findall(r"^make ([\w-]+)", text(page), re.M))
+    assert named <= targets
