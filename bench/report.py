@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import lanewise
-from lanewise._measure import Cell
+from lanewise._measure import Cell, beside
 
 
 def machine() -> dict[str, Any]:
@@ -39,11 +39,10 @@ def summary(cells: Sequence[Cell]) -> str:
         same = [c for c in cells if (c.operation, c.vocab, c.isa) == (main.operation, main.vocab, main.isa)]
         hot = max((c for c in same if not c.kind.endswith("cold")), key=lambda c: c.over_floor)
         cold = next((f"{c.over_floor:.2f}" for c in same if c.kind.endswith("cold")), "")
-        peers = ", ".join(f"{peer} {times:.1f}x" for peer, times in main.peers.items())
         worst = f"{hot.over_floor:.1f} {hot.kind}"
         lines.append(
             f"| {main.operation} | {main.vocab:,} | {main.isa} | {main.us:.1f} | {main.floor} | {main.over_floor:.2f} "
-            f"| {worst} | {cold} | {peers} |"
+            f"| {worst} | {cold} | {beside(main, ', ')} |"
         )
     return "\n".join(lines)
 

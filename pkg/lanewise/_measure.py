@@ -213,5 +213,10 @@ HEADING = f"{'operation':<37} {'V':>7}  {'row':<15} {'ISA':<7} {'us':>8}  {'x fl
 
 def line(cell: Cell) -> str:
     what = f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<15} {cell.isa:<7}"
-    peers = "  ".join(f"{peer} {times:.1f}x" for peer, times in cell.peers.items())
-    return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {peers}".rstrip()
+    return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {beside(cell, '  ')}".rstrip()
+
+
+def beside(cell: Cell, separator: str) -> str:
+    return separator.join(
+        f"{peer} {times:.1f}x" if times >= 1 else f"{peer} {times:.2g}x" for peer, times in cell.peers.items()
+    )
