@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lanewise._measure import Call
-
-Ready = Callable[[int], Call]
+from lanewise._measure import Call, Ready, always
 
 
 def scipy() -> dict[str, Ready]:
     from scipy import special
 
-    def ready(function: Call, vocab: int) -> Call:
-        return function
-
-    return {name: partial(ready, getattr(special, name)) for name in ("softmax", "log_softmax", "logsumexp")}
+    return {name: always(getattr(special, name)) for name in ("softmax", "log_softmax", "logsumexp")}
 
 
 def onnxruntime() -> dict[str, Ready]:
@@ -37,7 +31,7 @@ def onnxruntime() -> dict[str, Ready]:
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
-        out = np.empty((1, vocab), np.float32)
+        out: np.ndarray = np.empty((1, vocab), np.float32)
         binding.bind_output("y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
         bound = None
 
@@ -47,7 +41,7 @@ def onnxruntime() -> dict[str, Ready]:
                 binding.bind_input("x", "cpu", 0, np.float32, (1, vocab), row.ctypes.data)
                 bound = row
             session.run_with_iobinding(binding)
-            return out[0]
+            return out.reshape(vocab)
 
         return call
 
