@@ -1,17 +1,62 @@
-# make demo, make test: see README.md. Everything is installed into $(VENV), nothing outside it is touched.
+# make demo, make test: see README.md. Everything is installed into $(VENV) and built there or in .build; only the
+# emulations (tests/emulate) ask the system for packages.
 PYTHON ?= python3
-VENV ?= .venv
+export VENV ?= .venv
 PY = $(VENV)/bin/python
+PIP = $(PY) -m pip install -q --disable-pip-version-check
 SOURCES = setup.py pyproject.toml $(wildcard csrc/* csrc/kernels/* pkg/lanewise/*.pyx pkg/lanewise/*.pxd)
+COMPILED = $(patsubst pkg/lanewise/%.pyx,lanewise.%,$(wildcard pkg/lanewise/*.pyx))
+LINTERS = ruff==0.17.6 mypy==2.4.1 clang-format==20.1.8
+PEERS = scipy onnx onnxruntime matplotlib
 
 all: test
 
 $(VENV)/built: $(SOURCES)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check -e ".[test]"
+	$(PIP) -e ".[test]"
 	touch $@
+
+$(VENV)/linters: Makefile $(VENV)/built
+	$(PIP) $(LINTERS)
+	touch $@
+
+$(VENV)/peers: Makefile $(VENV)/built
+	$(PIP) $(PEERS)
+	touch $@
+
+demo: $(VENV)/built
+	$(PY) -m lanewise demo
+
+bench: $(VENV)/peers
+	$(PY) -m bench
 
 test: $(VENV)/built
 	$(PY) -m pytest -m "not slow"
 
-.PHONY: all test
+test-slow: $(VENV)/built
+	$(PY) -m pytest -m slow
+
+test-neon: $(VENV)/built
+	tests/emulate/neon.sh
+
+test-avx512: $(VENV)/built
+	tests/emulate/avx512.sh
+
+test-old-cpu: $(VENV)/built
+	tests/emulate/old_cpu.sh
+
+test-pythons: $(VENV)/built
+	tests/emulate/pythons.sh
+
+sanitize: $(VENV)/built
+	tests/emulate/sanitize.sh
+
+lint: $(VENV)/linters
+	$(VENV)/bin/ruff check && $(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy pkg && MYPYPATH=pkg $(PY) -m mypy.stubtest $(COMPILED)
+	git ls-files "*.[ch]" | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+clean:
+	rm -rf $(VENV) .build build dist pkg/*.egg-info pkg/lanewise/*.c pkg/lanewise/*.so .*_cache .hypothesis
+
+.PHONY: all demo bench test test-slow test-neon test-avx512 test-old-cpu test-pythons sanitize lint clean

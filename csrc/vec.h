@@ -17,6 +17,7 @@
      vf v_select(m, a, b) = m ? a : b  v_keep(m, a) = m ? a : +0
      vu v_bits(v)  vf v_of_bits(u)  vu u_set1 u_load u_add u_xor u_shl(u, c) u_shr(u, c)  vm u_eq(u, u)
      vu u_mul_wide(a, b, &hi)                  64-bit products: low words returned, high words in hi
+     size_t v_compress(p, v, m)  u_compress(p, u, m)   lanes of m packed to p, which has room for 16; how many
      float v_max_across(v)  v_sum_across(v)  vf v_max_rows(r) with lane j = max over r[j], r[16]
      weights: a weight is round_half_even(2^43 * e), e in [0, 1]
      vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64 */

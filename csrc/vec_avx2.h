@@ -105,6 +105,44 @@ INLINE vu u_mul_wide(vu a, uint32_t b, vu *hi) {
   return vu2(mul_wide8(a.lo, factor, &hi->lo), mul_wide8(a.hi, factor, &hi->hi));
 }
 
+/* Entry m lists the lanes of the bits in m, a byte each; the last byte also has their number in its high half, which
+   a permutation does not look at. */
+#define BIT(m, i) ((m) >> (i) & 1u)
+#define BELOW(m, i)                                                                                              \
+  ((i > 0) * BIT(m, 0) + (i > 1) * BIT(m, 1) + (i > 2) * BIT(m, 2) + (i > 3) * BIT(m, 3) + (i > 4) * BIT(m, 4) + \
+   (i > 5) * BIT(m, 5) + (i > 6) * BIT(m, 6) + (i > 7) * BIT(m, 7))
+#define PLACE(m, i) ((uint64_t)(BIT(m, i) * i) << 8 * (BELOW(m, i) & 7))
+#define PACK1(m)                                                                                     \
+  (PLACE(m, 1) | PLACE(m, 2) | PLACE(m, 3) | PLACE(m, 4) | PLACE(m, 5) | PLACE(m, 6) | PLACE(m, 7) | \
+   (uint64_t)BELOW(m, 8) << 60)
+#define PACK4(m) PACK1(m), PACK1(m + 1), PACK1(m + 2), PACK1(m + 3)
+#define PACK16(m) PACK4(m), PACK4(m + 4), PACK4(m + 8), PACK4(m + 12)
+#define PACK64(m) PACK16(m), PACK16(m + 16), PACK16(m + 32), PACK16(m + 48)
+static const uint64_t packing[256] = {PACK64(0u), PACK64(64u), PACK64(128u), PACK64(192u)};
+#undef BIT
+#undef BELOW
+#undef PLACE
+#undef PACK1
+#undef PACK4
+#undef PACK16
+#undef PACK64
+
+INLINE __m256i packed8(uint64_t lanes, __m256i v) {
+  return _mm256_permutevar8x32_epi32(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes)));
+}
+INLINE size_t u_compress(uint32_t *p, vu v, vm m) {
+  uint64_t lo = packing[_mm256_movemask_ps(m.lo)], hi = packing[_mm256_movemask_ps(m.hi)];
+  _mm256_storeu_si256((__m256i *)p, packed8(lo, v.lo));
+  _mm256_storeu_si256((__m256i *)(p + (lo >> 60)), packed8(hi, v.hi));
+  return (lo >> 60) + (hi >> 60);
+}
+INLINE size_t v_compress(float *p, vf v, vm m) {
+  uint64_t lo = packing[_mm256_movemask_ps(m.lo)], hi = packing[_mm256_movemask_ps(m.hi)];
+  _mm256_storeu_ps(p, _mm256_castsi256_ps(packed8(lo, _mm256_castps_si256(v.lo))));
+  _mm256_storeu_ps(p + (lo >> 60), _mm256_castsi256_ps(packed8(hi, _mm256_castps_si256(v.hi))));
+  return (lo >> 60) + (hi >> 60);
+}
+
 INLINE float v_max_across(vf a) {
   __m256 m8 = _mm256_max_ps(a.lo, a.hi);
   __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));

@@ -60,6 +60,15 @@ INLINE vu u_mul_wide(vu a, uint32_t b, vu *hi) {
   return _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
 }
 
+INLINE size_t v_compress(float *p, vf v, vm m) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, v));
+  return (size_t)__builtin_popcount(m);
+}
+INLINE size_t u_compress(uint32_t *p, vu v, vm m) {
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(m, v));
+  return (size_t)__builtin_popcount(m);
+}
+
 INLINE __m256 low_half(vf a) { return _mm512_castps512_ps256(a); }
 INLINE __m256 high_half(vf a) { return _mm512_extractf32x8_ps(a, 1); }
 

@@ -94,6 +94,41 @@ INLINE vu u_mul_wide(vu a, uint32_t b, vu *hi) {
   return lo;
 }
 
+/* Entry m moves the lanes of the bits in m to the front, as the bytes of a table look-up. */
+#define LOWEST(m) ((m) & 1 ? 0u : (m) & 2 ? 1u : (m) & 4 ? 2u : 3u)
+#define REST(m) ((m) & ((m) - 1))
+#define BYTES(m) (LOWEST(m) * 0x04040404u + 0x03020100u)
+#define PACK1(m) {BYTES(m), BYTES(REST(m)), BYTES(REST(REST(m))), BYTES(REST(REST(REST(m))))}
+#define PACK4(m) PACK1(m), PACK1(m + 1), PACK1(m + 2), PACK1(m + 3)
+static const uint32_t packing[16][4] = {PACK4(0), PACK4(4), PACK4(8), PACK4(12)};
+#undef LOWEST
+#undef REST
+#undef BYTES
+#undef PACK1
+#undef PACK4
+
+INLINE uint32x4_t packed4(uint32x4_t v, unsigned bits) {
+  return vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(v), vreinterpretq_u8_u32(vld1q_u32(packing[bits]))));
+}
+INLINE size_t v_compress(float *p, vf v, vm m) {
+  size_t n = 0;
+  for (int i = 0; i < 4; i++) {
+    unsigned bits = vaddvq_u32(vandq_u32(m.q[i], vld1q_u32(lane_bit)));
+    vst1q_f32(p + n, vreinterpretq_f32_u32(packed4(vreinterpretq_u32_f32(v.q[i]), bits)));
+    n += (size_t)__builtin_popcount(bits);
+  }
+  return n;
+}
+INLINE size_t u_compress(uint32_t *p, vu v, vm m) {
+  size_t n = 0;
+  for (int i = 0; i < 4; i++) {
+    unsigned bits = vaddvq_u32(vandq_u32(m.q[i], vld1q_u32(lane_bit)));
+    vst1q_u32(p + n, packed4(v.q[i], bits));
+    n += (size_t)__builtin_popcount(bits);
+  }
+  return n;
+}
+
 /* lanes i and i + 8, then i and i + 4: four lanes are left */
 INLINE float32x4_t max_to_four(vf a) { return max4(max4(a.q[0], a.q[2]), max4(a.q[1], a.q[3])); }
 INLINE float v_max_across(vf a) {

@@ -120,6 +120,23 @@ WORD vu u_mul_wide(vu a, uint32_t b, vu *hi) {
   return lo;
 }
 
+WORD size_t v_compress(float *p, vf v, vm m) {
+  size_t n = 0;
+  for (int i = 0; i < LANES; i++) {
+    p[n] = v.f[i];
+    n += m.m[i] & 1u;
+  }
+  return n;
+}
+WORD size_t u_compress(uint32_t *p, vu v, vm m) {
+  size_t n = 0;
+  for (int i = 0; i < LANES; i++) {
+    p[n] = v.u[i];
+    n += m.m[i] & 1u;
+  }
+  return n;
+}
+
 WORD float v_max_across(vf a) {
   for (int half = LANES / 2; half; half /= 2) {
     for (int i = 0; i < half; i++) {

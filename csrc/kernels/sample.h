@@ -257,11 +257,9 @@ static void put_support(struct row_state *s, const struct sample_args *a, int64_
   float *logprobs = (float *)a->support_logprobs.ptr + offsets[0];
   char *scratch = s->scratch;
   struct list kept = list_in(&scratch, s->n), spare = list_in(&scratch, s->n);
-  for (size_t i = 0; i < s->n; i++) {
-    if (s->z[i] > -INFINITY) {
-      kept.value[kept.count] = s->z[i];
-      kept.id[kept.count++] = (uint32_t)i;
-    }
+  for (size_t i = 0; i < s->n; i += LANES) { /* z is padded with -inf */
+    vf v = v_load(s->z + i);
+    append(&kept, v, ids_from(i), v_gt(v, v_set1(-INFINITY)));
   }
   sort_list(&kept, &spare);
   double log_total = log64_1((double)total_weight(s)) - WEIGHT_BITS * 6.93147180559945286227e-01;

@@ -1,7 +1,8 @@
 /* Order on logits, and exact selection in it: the k-th logit, or the one at which a mass is reached.
 
    The order is descending value, ties by ascending id; whatever a truncation keeps is a prefix of it. Selection is a
-   radix over the 32 ordered bits in digits of 11, 11 and 10: three passes at most, whatever the values. */
+   radix over the ordered bits, from the highest bit in which what is left differs, 11 bits a pass: one pass for ties
+   and near ties, three at most. */
 
 /* Ascending unsigned keys in the order of the floats; both zeros are one value and get one key. */
 INLINE uint32_t order_key(float x) {
@@ -23,7 +24,30 @@ INLINE vu order_keys(vf x) {
   return v_bits(v_select(negative, flipped, raised));
 }
 
-enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, TOP_SHIFT = 21, MIDDLE_SHIFT = 10 };
+/* Logits picked from a row, with their ids. */
+struct list {
+  float *value;
+  uint32_t *id;
+  size_t count;
+};
+
+INLINE struct list list_in(char **scratch, size_t capacity) {
+  struct list list = {(float *)*scratch, NULL, 0};
+  capacity = (capacity + 2 * LANES) / LANES * LANES; /* room for a whole vector behind the last entry */
+  list.id = (uint32_t *)(list.value + capacity);
+  *scratch = (char *)(list.id + capacity);
+  return list;
+}
+
+INLINE void append(struct list *list, vf value, vu id, vm which) {
+  u_compress(list->id + list->count, id, which);
+  list->count += v_compress(list->value + list->count, value, which);
+}
+
+/* The ids of the vector at i. */
+INLINE vu ids_from(size_t i) { return u_add(u_load(lane_numbers), u_set1((uint32_t)i)); }
+
+enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
 
 /* Stable, descending. Sorts by the complement of the key, three passes; the result lands in value and id. */
 static void radix_sort(float *value, uint32_t *id, float *value2, uint32_t *id2, size_t n) {
@@ -78,15 +102,6 @@ INLINE void weigh16(uint64_t w[LANES], vf z, const struct weighing *how) {
   }
 }
 
-static int all_equal(const float *value, size_t n) {
-  for (size_t i = 1; i < n; i++) {
-    if (value[i] != value[0]) {
-      return 0;
-    }
-  }
-  return 1;
-}
-
 /* The digit, from the top, in which `limit` is reached; what lies above it is taken off limit. */
 INLINE size_t digit_reaching(const uint64_t *mass, size_t digits, uint64_t *limit) {
   size_t d = digits - 1;
@@ -96,73 +111,82 @@ INLINE size_t digit_reaching(const uint64_t *mass, size_t digits, uint64_t *limi
   return d;
 }
 
-/* Adds the weight of every z to mass[its digit]. Runs of one digit are summed first: ties would wait for their store.
- */
-static void add_masses(uint64_t *mass, const float *z, size_t n, int shift, uint32_t digits,
-                       const struct weighing *how) {
-  uint64_t w[LANES], running = 0;
-  uint32_t key[LANES], last = 0;
-  for (size_t i = 0; i < n; i += LANES) {
-    size_t lanes = min_size(LANES, n - i);
-    vf v = v_load_n(z + i, lanes, -INFINITY);
-    u_store(key, order_keys(v));
-    weigh16(w, v, how);
-    for (size_t j = 0; j < lanes; j++) {
-      uint32_t digit = key[j] >> shift & (digits - 1);
-      if (digit != last) {
-        mass[last] += running;
-        running = 0;
-        last = digit;
-      }
-      running += w[j];
-    }
-  }
-  mass[last] += running;
+/* The entries at hand differ in their low bits only: a digit is what is left of key - least after a shift. */
+struct digits {
+  uint32_t least;
+  int shift;
+  float floor; /* the value of least: what is below, -inf, weighs nothing and counts as least */
+};
+
+INLINE vu digits_of(vf z, const struct digits *d) {
+  vu key = order_keys(v_max(z, v_set1(d->floor)));
+  return u_shr(u_add(key, u_set1(0u - d->least)), d->shift);
 }
 
-/* The entries of z whose digits from `shift` up are `prefix`, in order; id NULL numbers them from 0. May be in place.
- */
-static size_t gather_digit(const float *z, const uint32_t *id, size_t n, int shift, uint32_t prefix, float *value,
-                           uint32_t *to) {
-  size_t count = 0;
+static struct digits highest_digits(const float *z, size_t n, float ignored) {
+  vf least = v_set1(INFINITY), most = v_set1(-INFINITY), from = v_set1(ignored);
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(z + i) : v_load_n(z + i, n - i, z[i]);
+    most = v_max(v, most);
+    least = v_select(v_eq(v, from), least, v_min(v, least));
+  }
+  float low = -v_max_across(v_sub(v_set1(0.0f), least)), high = v_max_across(most);
+  struct digits d = {order_key(low), 0, low};
+  while ((order_key(high) - d.least) >> d.shift >= DIGITS) {
+    d.shift++;
+  }
+  return d;
+}
+
+static void add_masses(uint64_t mass[DIGITS], const float *z, size_t n, const struct digits *d,
+                       const struct weighing *how) {
+  uint64_t w[LANES];
+  uint32_t digit[LANES];
+  memset(mass, 0, DIGITS * sizeof *mass);
   for (size_t i = 0; i < n; i += LANES) {
     size_t lanes = min_size(LANES, n - i);
     vf v = v_load_n(z + i, lanes, -INFINITY);
-    unsigned hits = m_bits(u_eq(u_shr(order_keys(v), shift), u_set1(prefix))) & ((1u << lanes) - 1u);
-    for (; hits; hits &= hits - 1) {
-      size_t j = i + (size_t)__builtin_ctz(hits);
-      value[count] = z[j];
-      to[count++] = id ? id[j] : (uint32_t)j;
+    u_store(digit, digits_of(v, d));
+    weigh16(w, v, how);
+    for (size_t j = 0; j < lanes; j++) {
+      mass[digit[j]] += w[j];
     }
   }
-  return count;
+}
+
+/* The entries of z with this digit into list, in order; id NULL numbers them from 0. z and id may be the list's own:
+   what is stored never passes what has been read. */
+static void gather_digit(struct list *list, const float *z, const uint32_t *id, size_t n, const struct digits *d,
+                         size_t digit) {
+  const vf floor = v_set1(d->floor);
+  list->count = 0;
+  for (size_t i = 0; i < n; i += LANES) {
+    size_t lanes = min_size(LANES, n - i);
+    vf v = v_load_n(z + i, lanes, NAN);
+    vu ids = id ? u_load(id + i) : ids_from(i);
+    append(list, v, ids, m_and(u_eq(digits_of(v, d), u_set1((uint32_t)digit)), v_ge(v, floor)));
+  }
 }
 
 /* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
 static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
                                    char *scratch) {
-  static const int shifts[3] = {TOP_SHIFT, MIDDLE_SHIFT, 0};
   uint64_t mass[DIGITS], w[LANES];
-  float *value = (float *)scratch;
-  uint32_t *id = (uint32_t *)(value + (n + 2 * LANES) / LANES * LANES), prefix = 0;
+  struct list list = list_in(&scratch, n);
   const float *left = z;
   size_t count = n;
-  for (int pass = 0, bits = 32; pass < 3; pass++) {
-    uint32_t digits = 1u << (bits - shifts[pass]);
-    memset(mass, 0, digits * sizeof *mass);
-    add_masses(mass, left, count, shifts[pass], digits, how);
-    prefix = prefix * digits + (uint32_t)digit_reaching(mass, digits, &limit);
-    count = gather_digit(left, pass ? id : NULL, count, shifts[pass], prefix, value, id);
-    left = value;
-    bits = shifts[pass];
-    if (all_equal(value, count)) {
-      break;
-    }
-  }
+  struct digits d;
+  do {
+    d = highest_digits(left, count, how->by_mass ? -INFINITY : NAN);
+    add_masses(mass, left, count, &d, how);
+    gather_digit(&list, left, left == z ? NULL : list.id, count, &d, digit_reaching(mass, DIGITS, &limit));
+    left = list.value;
+    count = list.count;
+  } while (d.shift > 0);
   /* all left are equal, of equal weight, in id order */
-  weigh16(w, v_set1(value[0]), how);
+  weigh16(w, v_set1(left[0]), how);
   size_t ties = w[0] ? (size_t)((limit + w[0] - 1) / w[0]) : count;
-  return (struct prefix){value[0], id[min_size(ties, count) - 1]};
+  return (struct prefix){left[0], list.id[min_size(ties, count) - 1]};
 }
 
 static struct prefix select_count(const float *z, size_t n, size_t k, char *scratch) {

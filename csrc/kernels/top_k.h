@@ -6,28 +6,6 @@
 
 enum { BLOCK = 64 };
 
-struct list {
-  float *value;
-  uint32_t *id;
-  size_t count;
-};
-
-INLINE struct list list_in(char **scratch, size_t capacity) {
-  struct list list = {(float *)*scratch, NULL, 0};
-  capacity = (capacity + 2 * LANES) / LANES * LANES; /* room to pad the last vector */
-  list.id = (uint32_t *)(list.value + capacity);
-  *scratch = (char *)(list.id + capacity);
-  return list;
-}
-
-static void append_hits(struct list *list, const float value[LANES], unsigned hits, size_t first, size_t cap) {
-  for (; hits && list->count < cap; hits &= hits - 1) {
-    unsigned lane = (unsigned)__builtin_ctz(hits);
-    list->value[list->count] = value[lane];
-    list->id[list->count++] = (uint32_t)(first + lane);
-  }
-}
-
 /* max of every block of 64; the last vector of maxima is padded with NaN, which reaches no bound */
 INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int *has_nan) {
   vm nan = m_of_bits(0);
@@ -88,34 +66,35 @@ static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
   return key_value(low);
 }
 
-/* Of list, in id order: what exceeds t into above, and up to k of what equals it into equal. */
+/* v's entries above t, and those equal to it while there are fewer than k. */
+INLINE void split(vf v, vu id, float t, size_t k, struct list *above, struct list *equal) {
+  vm gt = v_gt(v, v_set1(t)), eq = v_eq(v, v_set1(t));
+  if (m_bits(gt)) {
+    append(above, v, id, gt);
+  }
+  if (m_bits(eq) && equal->count < k) {
+    append(equal, v, id, eq);
+    equal->count = min_size(equal->count, k);
+  }
+}
+
+/* Of list, whose last vector is padded with NaN, in id order: what exceeds t, and up to k of what equals it. */
 static void split_list(const struct list *list, float t, size_t k, struct list *above, struct list *equal) {
-  for (size_t i = 0; i < list->count; i++) {
-    struct list *to = list->value[i] > t ? above : equal;
-    if (list->value[i] > t || (list->value[i] == t && equal->count < k)) {
-      to->value[to->count] = list->value[i];
-      to->id[to->count++] = list->id[i];
-    }
+  for (size_t i = 0; i < list->count; i += LANES) {
+    split(v_load(list->value + i), u_load(list->id + i), t, k, above, equal);
   }
 }
 
 /* The same from the row, skipping blocks whose maximum does not reach t. */
 INLINE void split_row(const void *x, size_t n, int dtype, const float *maxima, float t, size_t k, struct list *above,
                       struct list *equal) {
-  const vf bound = v_set1(t);
   for (size_t b = 0; b * BLOCK < n; b++) {
     if (!(maxima[b] > t || (maxima[b] == t && equal->count < k))) {
       continue;
     }
     for (size_t i = b * BLOCK; i < min_size((b + 1) * BLOCK, n); i += LANES) {
-      vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
-      unsigned gt = m_bits(v_gt(v, bound)), eq = m_bits(v_eq(v, bound));
-      if (gt | eq) {
-        float value[LANES];
-        v_store(value, v);
-        append_hits(above, value, gt, i, SIZE_MAX);
-        append_hits(equal, value, eq, i, k);
-      }
+      split(n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN), ids_from(i), t, k, above,
+            equal);
     }
   }
 }
@@ -173,21 +152,17 @@ INLINE void top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scra
   float *z = (float *)scratch;
   scratch += (n + 2 * LANES) / LANES * LANES * sizeof *z;
   for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, 0.0f);
-    store_upto(z, i, n, v);
+    v_store(z + i, n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN));
   }
-  struct prefix p = select_count(z, n, k, scratch);
+  float t = select_count(z, n, k, scratch).value;
   *above = list_in(&scratch, n);
   *equal = list_in(&scratch, k);
   struct list spare = list_in(&scratch, n);
-  for (size_t i = 0; i < n; i++) {
-    struct list *to = z[i] > p.value ? above : equal;
-    if (z[i] > p.value || (z[i] == p.value && i <= p.last_tie)) {
-      to->value[to->count] = z[i];
-      to->id[to->count++] = (uint32_t)i;
-    }
+  for (size_t i = 0; i < n; i += LANES) {
+    split(v_load(z + i), ids_from(i), t, k, above, equal);
   }
   sort_list(above, &spare);
+  equal->count = k - above->count;
 }
 
 static void put_list(float *values, int64_t *ids, const struct list *list) {

@@ -1,17 +1,20 @@
-"""Writes what kernels did on the scalar ISA, for replay.c: python tests/replay/record.py FILE."""
+"""Writes what every Case does on the scalar ISA, for replay.c: python tests/replay/record.py FILE."""
 
 from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 
 import lanewise
 from lanewise import _ops
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cases import CASES, DTYPES, SIZES, Case
 
 SPAN = struct.Struct("<Qq")  # struct span of csrc/ops.h
 
@@ -45,8 +48,8 @@ def padded(data: bytes) -> bytes:
 class Recording:
     """The file: see replay.c for its layout. Equal contents are kept once."""
 
-    def __init__(self) -> None:
-        self.label = ""
+    def __init__(self, label: str = "") -> None:
+        self.label = label
         self.calls: list[bytes] = []
         self.contents = bytearray()
         self.places: dict[bytes, int] = {}
@@ -80,29 +83,32 @@ class Recording:
         head = struct.pack("<8sqqq", b"LANEWISE", len(self.calls), 32 + len(calls), self.largest)
         path.write_bytes(head + calls + self.contents)
 
-    def run(self, label: str, call: Callable[[], object]) -> None:
-        self.label = label
-        _ops.set_recorder(self.add)
-        try:
-            call()
-        finally:
-            _ops.set_recorder(None)
+    def run(self, case: Case, n: int, dtype: str) -> None:
+        x = case.inputs(np.random.default_rng(n), n, DTYPES[dtype])
+        for settings in case.settings(n):
+            self.label = f"n={n} {dtype} {settings}"
+            case.run(x, settings, np.zeros)
 
 
-def main(path: Path) -> None:
-    lanewise.use("scalar")
+def sizes(dtype: str) -> list[int]:
+    """The larger ones in one dtype only: the file has to fit an emulated machine."""
+    return [n for n in SIZES if n <= (50_000 if dtype == "f32" else 1000)]
+
+
+def record(path: Path) -> None:
     recording = Recording()
-    rng = np.random.default_rng(1)
-    for n in (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 4099, 40001):
-        x = rng.normal(0, 5, (3, n)).astype(np.float32)
-        for name in ("softmax", "log_softmax", "logsumexp"):
-            recording.run(f"n={n}", lambda: getattr(lanewise, name)(x))
-            recording.run(f"n={n} f16", lambda: getattr(lanewise, name)(x.astype(np.float16)))
-        recording.run(f"n={n} in place", lambda: lanewise.softmax(x, out=x))
-        recording.run(f"n={n}", lambda: lanewise.top_k(x, min(n, 9)))
-        recording.run(f"n={n}", lambda: lanewise.sample(x, temperature=0.7, top_k=50, top_p=0.9, seed=1, step=n))
+    _ops.set_recorder(recording.add)
+    try:
+        # zeros, so that what a kernel leaves as it was is no accident
+        with lanewise.using("scalar"), mock.patch.object(np, "empty", np.zeros):
+            for case in CASES:
+                for dtype in case.dtypes:
+                    for n in sizes(dtype):
+                        recording.run(case, n, dtype)
+    finally:
+        _ops.set_recorder(None)
     recording.write(path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    record(Path(sys.argv[1]))

@@ -14,20 +14,21 @@
 
 enum { PAGE = 4096, POISON = 0xA5, SPAN_LIMIT = 32, ARGS_LIMIT = 4096 };
 
-/* The file, as record.py writes it: a head, calls, contents. Every number is int64, every part a multiple of 8 bytes. */
+/* The file, as record.py writes it: a head, calls, contents. Every number is int64, every part a multiple of 8 bytes.
+ */
 struct head {
   char magic[8];
-  int64_t calls, contents, largest;  /* how many; where these start in the file; bytes of the largest region */
+  int64_t calls, contents, largest; /* how many; where these start in the file; bytes of the largest region */
 };
 struct call {
   char operation[32], label[96];
   int64_t args_bytes, spans, regions;
 };
 struct place {
-  int64_t region, offset;  /* region -1: the span is NULL */
+  int64_t region, offset; /* region -1: the span is NULL */
 };
 struct region {
-  int64_t bytes, before, after;  /* the last two from the start of the contents */
+  int64_t bytes, before, after; /* the last two from the start of the contents */
 };
 
 /* Memory with an untouchable page on either side. */
@@ -37,8 +38,10 @@ struct slot {
 enum side { AT_END, AT_START, SIDES };
 static const char *const side_names[] = {"ending at a guard page", "beginning behind a guard page"};
 
-static struct slot slots[SPAN_LIMIT + 1];  /* the last is scratch */
+static unsigned char poison[PAGE];
+static struct slot slots[SPAN_LIMIT + 1]; /* the last is scratch */
 static const struct call *running;
+static int64_t running_bytes[SPAN_LIMIT + 1];
 static enum side running_side;
 
 static void fail(const char *message) {
@@ -108,18 +111,35 @@ static struct slot open_side(const struct slot *slot, int64_t bytes) {
   return (struct slot){end, slot->end - end > PAGE ? end + PAGE : slot->end};
 }
 
-static int is_poisoned(struct slot part) {
-  for (unsigned char *p = part.start; p < part.end; p++) {
-    if (*p != POISON) {
-      return 0;
-    }
+/* The first byte at which two memories differ, or n. */
+static int64_t difference(const unsigned char *a, const unsigned char *b, int64_t n) {
+  if (!memcmp(a, b, (size_t)n)) {
+    return n;
   }
-  return 1;
+  int64_t i = 0;
+  while (a[i] == b[i]) {
+    i++;
+  }
+  return i;
 }
 
-static void report(const char *what, int64_t region, int64_t offset) {
-  printf("%s %s, %s: region %lld, offset %lld: %s\n", running->operation, running->label, side_names[running_side],
-         (long long)region, (long long)offset, what);
+/* Which span of the running call lies in a slot; the last slot is scratch. */
+static int64_t span_in(int64_t slot) {
+  const struct place *places = (const struct place *)((const char *)(running + 1) + running->args_bytes);
+  int64_t i = 0;
+  while (i < running->spans && places[i].region != slot) {
+    i++;
+  }
+  return i;
+}
+
+static void report(const char *what, int64_t slot, int64_t offset) {
+  char name[32] = "scratch";
+  if (slot < SPAN_LIMIT) {
+    snprintf(name, sizeof name, "span %d", (int)span_in(slot));
+  }
+  printf("%s %s, %s: %s, offset %lld: %s\n", running->operation, running->label, side_names[running_side], name,
+         (long long)offset, what);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
@@ -127,7 +147,7 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
   unsigned char *at = info->si_addr;
   for (int i = 0; i <= SPAN_LIMIT; i++) {
     if (slots[i].start && at >= slots[i].start - PAGE && at < slots[i].end + PAGE) {
-      report("touched a guard page", i, at - slots[i].start);
+      report("touched a guard page", i, at - region_start(&slots[i], running_bytes[i]));
     }
   }
   printf("replay: fault at %p\n", (void *)at);
@@ -135,24 +155,21 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
   _exit(1);
 }
 
-static int compare(const struct region *regions, int64_t count, const unsigned char *contents) {
-  int wrong = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const unsigned char *found = region_start(&slots[i], regions[i].bytes), *wanted = contents + regions[i].after;
-    int64_t at = 0;
-    while (at < regions[i].bytes && found[at] == wanted[at]) {
-      at++;
-    }
-    if (at < regions[i].bytes) {
-      report("differs", i, at);
-    } else if (!is_poisoned(open_side(&slots[i], regions[i].bytes))) {
-      report("wrote outside", i, at);
-    } else {
-      continue;
-    }
-    wrong++;
+/* 1 if a region is not what it was on the scalar ISA, or what surrounds it was written to. */
+static int is_wrong(int64_t i, const struct region *region, const unsigned char *contents) {
+  struct slot open = open_side(&slots[i], region->bytes);
+  int64_t size = open.end - open.start;
+  int64_t at = difference(region_start(&slots[i], region->bytes), contents + region->after, region->bytes);
+  if (at < region->bytes) {
+    report("differs", i, at);
+    return 1;
   }
-  return wrong != 0;
+  at = difference(open.start, poison, size);
+  if (at < size) {
+    report("was written outside", i, open.start + at - region_start(&slots[i], region->bytes));
+    return 1;
+  }
+  return 0;
 }
 
 /* Lays out one call's memory, runs it, compares. 1 if anything was wrong. */
@@ -164,6 +181,7 @@ static int replay(const struct isa_table *table, const struct call *call, const 
   memcpy(args, recorded, (size_t)call->args_bytes);
   memcpy(&cols, recorded + (size_t)call->spans * sizeof(struct span) + sizeof(int64_t), sizeof cols);
   for (int64_t i = 0; i < call->regions; i++) {
+    running_bytes[i] = regions[i].bytes;
     struct slot open = open_side(&slots[i], regions[i].bytes);
     memset(open.start, POISON, (size_t)(open.end - open.start));
     memcpy(region_start(&slots[i], regions[i].bytes), contents + regions[i].before, (size_t)regions[i].bytes);
@@ -174,10 +192,15 @@ static int replay(const struct isa_table *table, const struct call *call, const 
     span->ptr = r < 0 ? NULL : region_start(&slots[r], regions[r].bytes) + places[i].offset;
   }
   size_t scratch_bytes = lanewise_scratch_bytes(cols);
+  running_bytes[SPAN_LIMIT] = (int64_t)scratch_bytes;
   unsigned char *scratch = region_start(&slots[SPAN_LIMIT], (int64_t)scratch_bytes);
   memset(scratch, POISON, scratch_bytes);
   lanewise_run(table->kernels[operation_number(call->operation)], args, scratch);
-  return compare(regions, call->regions, contents);
+  int wrong = 0;
+  for (int64_t i = 0; i < call->regions; i++) {
+    wrong |= is_wrong(i, &regions[i], contents);
+  }
+  return wrong;
 }
 
 static const struct call *next(const struct call *call) {
@@ -200,6 +223,7 @@ int main(int argc, char **argv) {
     slots[i] = make_slot((size_t)head->largest + PAGE);
   }
   slots[SPAN_LIMIT] = make_slot(lanewise_scratch_bytes(head->largest));
+  memset(poison, POISON, sizeof poison);
   sigaction(SIGSEGV, &(struct sigaction){.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, NULL);
   int64_t wrong = 0;
   for (running_side = AT_END; running_side < SIDES; running_side++) {
