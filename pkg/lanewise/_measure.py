@@ -153,7 +153,7 @@ def compare(
     cold: bool = False,
     seconds: float = 0.2,
 ) -> Timings:
-    """Floors and ways in turns, for at least `seconds` and five turns.
+    """Floors and ways in turns, for at least `seconds` and five turns; one turn if seconds is 0.
 
     Hot: all of a turn on one row, repeated so that it is in the cache. Cold: each on the next of `rows`, once. What is
     written to is one of four allocations, each turn the next: where it lies changes a time by up to a tenth.
@@ -164,7 +164,7 @@ def compare(
     floor: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in ways}
     end = time.perf_counter() + seconds
-    while len(floor) < 5 or time.perf_counter() < end:
+    while len(floor) < (5 if seconds else 1) or time.perf_counter() < end:
         place, x = len(floor) % PLACES, next(turns)
         floor.append(
             sum(floor_time(name, next(turns) if cold else x, outs[place], 1 if cold else 6) for name in floors)
