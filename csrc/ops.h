@@ -33,8 +33,6 @@ struct row_args {
   int64_t temperature_step; /* doubles from one row's temperature to the next: 0 or 1 */
 };
 
-enum { ROW_OK = 0, ROW_INVALID = 1 };
-
 struct top_k_args {
   struct span x, values, ids, status; /* float32, int64, int64 */
   int64_t rows, cols, dtype;
@@ -62,7 +60,7 @@ struct sample_args {
   struct span bias_ids, bias_values, bias_offsets; /* int64, float32, int64[rows + 1]; or dense float32 values */
   struct span prompt_ids, prompt_offsets;          /* int64, int64[rows + 1] */
   struct span output_ids, output_offsets;
-  struct span tokens, status;                                 /* int64[rows] each */
+  struct span tokens;                                         /* int64[rows] */
   struct span support_ids, support_logprobs, support_offsets; /* int64, float32, int64[rows + 1] */
   int64_t rows, cols, dtype;
   int64_t x_stride;

@@ -15,10 +15,10 @@
      vf v_add v_sub v_mul v_div v_max v_min (a, b)  v_fma(a, b, c) = a*b + c
      vm v_gt v_ge v_eq v_unord (a, b)  m_or m_and (m, m)  m_bits(m)  m_of_bits(bits)
      vf v_select(m, a, b) = m ? a : b  v_keep(m, a) = m ? a : +0
-     vu v_bits(v)  vf v_of_bits(u)  vu u_set1 u_load u_add u_xor u_shl(u, c) u_shr(u, c)  vm u_eq(u, u)
+     vu v_bits(v)  vf v_of_bits(u)  vu u_set1 u_load u_store u_add u_xor u_shl(u, c) u_shr(u, c)  vm u_eq(u, u)
      vu u_mul_wide(a, b, &hi)                  64-bit products: low words returned, high words in hi
      size_t v_compress(p, v, m)  u_compress(p, u, m)   lanes of m packed to p, which has room for 16; how many
-     float v_max_across(v)  v_sum_across(v)  vf v_max_rows(r) with lane j = max over r[j], r[16]
+     float v_max_across(v)  v_sum_across(v)  vf v_max_rows(r): lane j = max across r[j], of 16
      weights: a weight is round_half_even(2^43 * e), e in [0, 1]
      vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64 */
 #ifndef LANEWISE_VEC_H

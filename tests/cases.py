@@ -179,26 +179,32 @@ def run_argmax(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results
 
 
 def run_top_k(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    if "ties" in settings:  # how wide the result is, only the operation knows
+        values, ids = lanewise.top_k(x, **settings)
+        return {"values": values, "ids": ids}
     shape = (len(x), settings["k"])
     values, ids = lanewise.top_k(x, **settings, out=(alloc(shape, np.float32), alloc(shape, np.int64)))
     return {"values": values, "ids": ids}
 
 
 def top_k_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
-    found = [reference.top_k(row, settings["k"]) for row in x]
-    return {"values": np.stack([v for v, _ in found]), "ids": np.stack([i for _, i in found]).astype(np.int64)}
+    k, found = settings["k"], []
+    for row in x:
+        values, ids = reference.top_k(row, k)
+        if settings.get("ties") == "all":
+            values, ids = reference.top_k(row, int((row >= values[-1]).sum()))
+        found.append((values, ids))
+    width = max(len(ids) for _, ids in found)
+    return {
+        "values": np.stack([np.pad(v, (0, width - len(v)), constant_values=-np.inf) for v, _ in found]),
+        "ids": np.stack([np.pad(i, (0, width - len(i)), constant_values=-1) for _, i in found]).astype(np.int64),
+    }
 
 
 def all_k(n: int) -> list[dict[str, Any]]:
-    return [
-        {"k": k}
-        for k in sorted({1, 2, 7, 50, 129, 1000, n // 64 + 1, n - 1, n})
-        if 1 <= k <= n and (n <= 5000 or k < n - 1)
-    ]
-
-
-def per_row(values: list[Any]) -> Callable[[int], list[Any]]:
-    return lambda count: [values[i % len(values)] for i in range(count)]
+    some = {1, 2, 7, 50, 129, 1000, n // 64 + 1} | ({n - 1, n} if n <= 5000 else set())
+    fit = [{"k": k} for k in sorted(some) if 1 <= k <= n]
+    return fit + [s | {"ties": "all"} for s in fit[:3]]
 
 
 def sample_settings(n: int) -> list[dict[str, Any]]:
@@ -240,9 +246,6 @@ def sample_settings(n: int) -> list[dict[str, Any]]:
         {"mask": some[: n // 2 + 1], "top_p": 0.99, "seed": 6, "step": 2},
     ]
     return few + many if n <= 5000 else few
-
-
-LOOK_UP = ("seed", "key", "step", "u")
 
 
 def for_rows(settings: dict[str, Any], count: int) -> dict[str, Any]:

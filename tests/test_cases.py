@@ -116,6 +116,8 @@ def test_a_row_alone_is_the_row_in_a_batch(case: Case, n: int) -> None:
                 alone.pop("indptr")
             else:
                 want = {name: array[r : r + 1] for name, array in batch.items()}
+            if "ties" in s and case.name == "top_k":  # the widest row decides how wide a batch is
+                want = {name: array[:, : alone[name].shape[1]] for name, array in want.items()}
             assert_same(alone, want, (n, r, s))
 
 

@@ -389,6 +389,10 @@ def top_k_has_one_rule_for_nan() -> None:
                 lanewise.top_k(np.stack([f32(-1, nan, 2, 1), f32(4, 3, 2, 1)]), k)
             assert caught.value.rows == [0]
             assert caught.value.tokens.tolist() == [[-1] * k, list(range(k))]
+            out = np.empty((2, k), np.float32), np.empty((2, k), np.int64)
+            with pytest.raises(InvalidLogitsError):
+                lanewise.top_k(np.stack([f32(-1, nan, 2, 1), f32(4, 3, 2, 1)]), k, out=out)
+            assert out[1].tolist() == [[-1] * k, list(range(k))] and out[0][1].tolist() == [4, 3, 2, 1][:k]
 
 
 # ---- dispatch and packaging ----

@@ -183,6 +183,10 @@ def test_stream_counts_its_steps() -> None:
     first = [lanewise.sample(LOGITS, rng=rng) for _ in range(20)]
     assert rng.step == 25
     assert first == [lanewise.sample(LOGITS, seed=42, step=5 + i) for i in range(20)]
+    spent = Stream(1, step=2**32)
+    assert pickle.loads(pickle.dumps(spent)).step == 2**32
+    with pytest.raises(ValueError, match="has used up its steps"):
+        lanewise.sample(LOGITS, rng=spent)
     for twin in (pickle.loads(pickle.dumps(rng)), copy.deepcopy(rng)):
         assert (twin.seed, twin.step) == (42, 25)
 
@@ -300,7 +304,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": np.nan}, r"temperature .* got nan"),
     ({"temperature": [1.0, np.inf]}, r"temperature\[1\] .* got inf"),
     ({"temperature": [1.0]}, "temperature must be one value or one a row: 2 rows, got 1"),
-    ({"top_p": np.nan}, "top_p .* got nan"),
+    ({"top_p": np.nan}, "top_p must not be NaN"),
     ({"min_p": 1.5}, r"min_p must be in \[0, 1\], got 1.5"),
     ({"min_keep": -1}, "min_keep .* got -1"),
     ({"repetition_penalty": 0.0}, "repetition_penalty .* got 0"),
@@ -311,7 +315,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**64, "step": 0}, f"seed .* got {2**64}"),
     ({"seed": 1, "step": 2**32}, f"step .* got {2**32}"),
     ({"seed": 1, "step": 0, "keys": [1, -2]}, r"keys\[1\] .* got -2"),
-    ({"u": 1.0}, "u must be in .* got 1"),
+    ({"u": 1.0}, r"u must be in \[0, 1\), got 1"),
     ({"u": 0.5, "seed": 1, "step": 0}, "give one of seed, rng and u"),
     ({"vocab_size": 0}, "vocab_size .* got 0"),
     ({"vocab_size": 301}, r"vocab_size must be in \[1, 300\], got 301"),
@@ -324,6 +328,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"bias": [{}, {1: np.nan}]}, r"bias\[1\]\[1\] .* got nan"),
     ({"bias": np.full(300, np.inf, np.float32)}, r"bias\[0\] is inf"),
     ({"bias": [{}]}, "bias must have one dict a row"),
+    ({"params": [SamplingParams()]}, "params must be one or one a row: 2 rows, got 1"),
     ({"prompt_ids": [[1], [300]]}, r"prompt_ids\[1\]\[0\] is 300, not an id in 0..299"),
     ({"prompt_ids": [[1]]}, "prompt_ids must have one list a row"),
     ({"output_ids": np.array([[-2, 1], [1, 1]])}, r"output_ids\[0\]\[0\] is -2"),
@@ -337,6 +342,9 @@ TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"rng": 5}, "rng must be a lanewise.Stream"),
     ({"params": {"top_k": 3}}, "params must be"),
     ({"params": 3}, "params must be"),
+    ({"preset": 5}, "preset must be a name or a list of steps, got 5"),
+    ({"temperature": None}, "temperature must be a number or one a row, got None"),
+    ({"bias": [{1: 2.0}, 2]}, r"bias\[1\] must be a dict or None, got 2"),
 ]
 
 

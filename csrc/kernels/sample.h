@@ -153,7 +153,7 @@ INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
   return whole + (round_up && product != (unsigned __int128)whole << shift);
 }
 
-/* The first k of z's order: by block maxima (top_k.h), or by radix when k is near the number of blocks. */
+/* The first k of z's order: by block maxima (top_k.h), or by radix when k exceeds the number of blocks. */
 static struct prefix first_k(struct row_state *s, size_t k) {
   if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
     return select_count(s->z, s->n, k, s->scratch);

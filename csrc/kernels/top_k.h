@@ -2,7 +2,7 @@
 
    Fast path: the maxima of blocks of 64, a bound t that k to 1.25 k of them reach (so at least k logits reach it), then
    only those blocks are read again; what is greater than t and what equals it are kept apart, equals capped at k.
-   Exact path, when k is near the number of blocks or when forced: select the k-th by radix (select.h). */
+   Exact path, when k exceeds the number of blocks or when forced: select the k-th by radix (select.h). */
 
 enum { BLOCK = 64 };
 

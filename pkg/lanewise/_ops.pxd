@@ -41,8 +41,7 @@ cdef extern from "ops.h":
         span x, params, mask
         span bias_ids, bias_values, bias_offsets
         span prompt_ids, prompt_offsets, output_ids, output_offsets
-        span tokens, status
-        span support_ids, support_logprobs, support_offsets
+        span tokens, support_ids, support_logprobs, support_offsets
         int64_t rows, cols, dtype
         int64_t x_stride, mask_kind, mask_stride, mask_width
         int64_t bias_dense, bias_stride, has_u, ties_all, force_exact

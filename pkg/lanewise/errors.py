@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+REASON = "a NaN or +inf among the allowed ids, or nothing allowed"
+
 
 class InvalidLogitsError(ValueError):
     """Rows from which nothing can be chosen: a NaN or +inf among the allowed ids, or nothing allowed.
 
     Raised after every other row is done. `rows` are the numbers of the invalid rows, `tokens` the result with -1 in
-    them.
+    them: an array, -1 for (V,) logits, top_k's ids.
 
     >>> import numpy as np, lanewise
     >>> try:
@@ -19,14 +21,12 @@ class InvalidLogitsError(ValueError):
     ([1], [1, -1])
     """
 
-    def __init__(self, rows: list[int], tokens: Any) -> None:
+    def __init__(self, rows: list[int], tokens: Any, reason: str = REASON) -> None:
         shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
-        super().__init__(
-            f"nothing to choose from in {len(rows)} row(s): {shown} "
-            "(a NaN or +inf among the allowed ids, or nothing allowed)"
-        )
+        super().__init__(f"{len(rows)} invalid row(s): {shown}: {reason}")
         self.rows = rows
         self.tokens = tokens
+        self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.rows, self.tokens)
+        return type(self), (self.rows, self.tokens, self.reason)

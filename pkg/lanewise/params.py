@@ -12,6 +12,8 @@ from typing import Any
 class SamplingParams:
     """The numbers of one sequence, as `sample(logits, params)` takes them: one for all rows, or a list, one a row.
 
+    They are checked when they are used.
+
     >>> import numpy as np, lanewise
     >>> lanewise.sample(np.float32([1, 9, 2]), lanewise.SamplingParams(temperature=0.0))
     1
@@ -46,7 +48,7 @@ class Stream:
         self.step = operator.index(step)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), got {seed}")
-        if not 0 <= self.step < 2**32:
+        if not 0 <= self.step <= 2**32:  # the last is a stream that has used up its steps
             raise ValueError(f"step must be in [0, 2**32), got {step}")
         self._lock = threading.Lock()
 

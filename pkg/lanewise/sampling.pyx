@@ -78,6 +78,8 @@ cdef cnp.ndarray target(cnp.ndarray out, rows_t *r):
 
 # ---- numbers, one for all rows or one a row ----
 
+cdef double BELOW_ONE = 1.0 - 2.0 ** -53
+
 cdef double number(object value, str name, double low, double high) except? -1:
     cdef double v
     try:
@@ -85,7 +87,10 @@ cdef double number(object value, str name, double low, double high) except? -1:
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r}") from None
     if not low <= v <= high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value}")
+        if low == -INFINITY and high == INFINITY:
+            raise ValueError(f"{name} must not be NaN")
+        below = "1)" if high == BELOW_ONE else f"{high:g}]"
+        raise ValueError(f"{name} must be in [{low:g}, {below}, got {value}")
     return v
 
 
@@ -115,8 +120,8 @@ cdef list per_row(object value, str name, int64_t rows):
     if isinstance(value, (list, tuple)):
         values = list(value)
     else:
-        array = as_array(value, name)
-        if array.ndim != 1 or array.dtype.kind not in "biuf":
+        array = None if value is None else as_array(value, name)
+        if array is None or array.ndim != 1 or array.dtype.kind not in "biuf":
             raise TypeError(f"{name} must be a number or one a row, got {value!r}")
         values = array.tolist()
     if len(values) != rows:
@@ -161,10 +166,11 @@ cdef object map_rows(int op, object x, object temperature, object axis, object o
     cdef cnp.ndarray result, written
     cdef bint reduces = op == OP_logsumexp
     cdef tuple shape
-    if axis != -1 or not isinstance(x, np.ndarray) or x.ndim > 2:
+    cdef int64_t at = axis  # TypeError if it is no integer
+    if at != -1 or not isinstance(x, np.ndarray) or x.ndim > 2:
         x = as_array(x, "logits")
-        if axis != -1 or x.ndim > 2:
-            return map_axis(op, x, temperature, axis, out, low)
+        if at != -1 or x.ndim > 2:
+            return map_axis(op, x, temperature, at, out, low)
     owner = logits_rows(x, &r, "logits")
     if PyFloat_Check(temperature) and PyFloat_AS_DOUBLE(temperature) == 1.0:
         one = 1.0
@@ -201,7 +207,7 @@ cdef object map_rows(int op, object x, object temperature, object axis, object o
 cdef object map_axis(int op, object x, object temperature, object axis, object out, double low):
     if x.ndim == 0:
         raise ValueError("logits must have at least one axis, got a number")
-    at = operator.index(axis)
+    at = axis
     if not -x.ndim <= at < x.ndim:
         raise ValueError(f"axis must be in [{-x.ndim}, {x.ndim - 1}] for logits of shape {x.shape}, got {at}")
     if x.ndim != 2 and not is_scalar(temperature):
@@ -231,7 +237,7 @@ def softmax(logits, *, temperature=1.0, axis=-1, out=None):
 
 
 def log_softmax(logits, *, temperature=1.0, axis=-1, out=None):
-    """Natural logarithm of softmax, as float32. Arguments and errors as in softmax.
+    """Natural logarithm of softmax, as float32; at temperature 0, 0 and -inf. Arguments and errors as in softmax.
 
     >>> lanewise.log_softmax(np.float32([0.0, 0.0]))
     array([-0.6931472, -0.6931472], dtype=float32)
@@ -242,7 +248,8 @@ def log_softmax(logits, *, temperature=1.0, axis=-1, out=None):
 def logsumexp(logits, *, temperature=1.0, axis=-1, out=None):
     """log(sum(exp(logits / temperature))) along `axis`, as float32; that axis is gone from the shape.
 
-    A row of -inf gives -inf, one with +inf gives +inf, one with a NaN gives NaN. temperature must be at least 1e-30.
+    A row of -inf gives -inf, one with +inf gives +inf, one with a NaN gives NaN. temperature must be at least 1e-30, and
+    above 1e30 counts as 1e30.
     Raises ValueError, TypeError.
 
     >>> lanewise.logsumexp(np.float32([-np.inf, 10.0, -np.inf]))
@@ -252,7 +259,7 @@ def logsumexp(logits, *, temperature=1.0, axis=-1, out=None):
 
 
 def scale(logits, temperature, *, axis=-1, out=None):
-    """logits / temperature in float32, the division IEEE's. temperature must be at least 1e-30.
+    """logits / temperature in float32, the division IEEE's. temperature: at least 1e-30, above 1e30 counts as 1e30.
 
     Shapes, dtypes, out and errors as in softmax.
 
@@ -298,7 +305,7 @@ cdef object tokens_out(object out, rows_t *r):
 def argmax(logits, *, on_invalid="raise", out=None):
     """The first of the largest logits: an int for (V,), int64 (B,) for (B, V).
 
-    A row with a NaN or +inf, or all -inf, is InvalidLogitsError, or -1 with on_invalid="mark".
+    A row with a NaN or +inf, or all -inf, is InvalidLogitsError, or -1 with on_invalid="mark". out: int64 (B,).
     Raises ValueError, TypeError.
 
     >>> lanewise.argmax(np.float32([1.0, 3.0, 3.0]))
@@ -320,10 +327,11 @@ def argmax(logits, *, on_invalid="raise", out=None):
 
 
 def top_k(logits, k, *, ties="lowest", out=None):
-    """The k largest logits, descending, equal ones by ascending id: (values float32, ids int64), (k,) or (B, k).
+    """The k largest logits, 1 <= k <= V, descending, ties by ascending id: (values float32, ids int64), (k,) or (B, k).
 
     ties="all" also gives whatever equals the k-th value; rows with fewer such end in (-inf, -1). -inf and +inf are
-    values like others; a row with a NaN has no order and is InvalidLogitsError. out: (values, ids).
+    values like others; a row with a NaN has no order: its ids are -1 and InvalidLogitsError follows the other rows.
+    out: (values, ids), k wide.
     Raises ValueError, TypeError.
 
     >>> values, ids = lanewise.top_k(np.float32([1.0, 5.0, 3.0, 5.0]), 2)
@@ -333,10 +341,18 @@ def top_k(logits, k, *, ties="lowest", out=None):
     cdef rows_t r
     cdef top_k_args a
     cdef int64_t width, widest
+    cdef tuple shape
     memset(&a, 0, sizeof(a))
     a.ties_all = check_ties(ties)
     owner = logits_rows(logits, &r, "logits")
     width = integer(k, "k", 1, r.cols)
+    if out is not None:
+        if not isinstance(out, (tuple, list)) or len(out) != 2:
+            raise TypeError(f"out must be (values, ids), got {type(out).__name__}")
+        shape = () if r.single else (r.rows,)
+        shape += (width,)
+        check_out(out[0], shape, np.float32, "out[0]")
+        check_out(out[1], shape, np.int64, "out[1]")
     a.x = rows_span(&r)
     a.rows, a.cols, a.dtype, a.x_stride, a.k, a.force_exact = r.rows, r.cols, r.dtype, r.stride, width, force_exact
     values, ids, status, widest = run_top_k(&a, width)
@@ -344,17 +360,14 @@ def top_k(logits, k, *, ties="lowest", out=None):
         if out is not None:
             raise ValueError(f"out holds {width} entries a row, but with ties='all' a row has {widest}")
         values, ids, status, widest = run_top_k(&a, widest)
-    if widest < 0:
-        raise InvalidLogitsError(np.flatnonzero(status < 0).tolist(), ids[0] if r.single else ids)
     if r.single:
         values, ids = values[0], ids[0]
-    if out is None:
-        return values, ids
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise TypeError("out must be (values, ids)")
-    check_out(out[0], values.shape, np.float32, "out[0]")[...] = values
-    check_out(out[1], ids.shape, np.int64, "out[1]")[...] = ids
-    return out[0], out[1]
+    if out is not None:
+        out[0][...], out[1][...] = values, ids
+        values, ids = out
+    if widest < 0:
+        raise InvalidLogitsError(np.flatnonzero(status < 0).tolist(), ids, "a NaN has no place in the order")
+    return values, ids
 
 
 # (values, ids, status, the widest row's entries; -1 if a row is invalid)
@@ -399,6 +412,8 @@ cdef int fill_steps(int64_t *steps, object preset) except -1:
         if names is None:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)} or a sequence of steps, got {preset!r}")
     else:
+        if not isinstance(preset, (list, tuple)):
+            raise TypeError(f"preset must be a name or a list of steps, got {preset!r}")
         names = tuple(preset)
         if "temperature" not in names or len(set(names)) != len(names) or not set(names) <= set(_STEPS):
             raise ValueError("preset must name 'temperature' and any of 'top_k', 'top_p', 'min_p', each once, "
@@ -460,19 +475,23 @@ cdef tuple sparse_bias(object bias, rows_t *r):
         raise ValueError(f"bias must have one dict a row: {r.rows} rows, got {len(dicts)}")
     ids, values, offsets = [], [], np.zeros(r.rows + 1, np.int64)
     for i, row in enumerate(dicts):
+        if row is not None and not isinstance(row, Mapping):
+            raise TypeError(f"bias[{i}] must be a dict or None, got {row!r}")
         for id_, value in (row or {}).items():
             at = integer(id_, f"bias[{i}]: id", 0, r.cols - 1)
             ids.append(at)
             values.append(number(value, f"bias[{i}][{at}]", -INFINITY, FLT_MAX))
         offsets[i + 1] = len(ids)
-    return np.array(ids, np.int64), np.array(values, np.float32), offsets
+    with np.errstate(over="ignore"):  # below float32 is -inf
+        return np.array(ids, np.int64), np.array(values, np.float32), offsets
 
 
 cdef object dense_bias(object bias, rows_t *r):
     array = as_array(bias, "bias")
     if array.dtype.kind != "f":
         raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
-    array = np.ascontiguousarray(array, np.float32)
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, np.float32)
     if array.shape not in ((r.cols,), (r.rows, r.cols)):
         raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
     bad = ~(array <= FLT_MAX)
@@ -501,7 +520,7 @@ cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object
     if u is not None:
         if step is not None or keys is not None:
             raise ValueError("step and keys go with seed or rng, not with u")
-        return fill_doubles(&p.u, size, r.rows, u, "u", 0.0, 1.0 - 2.0 ** -53)
+        return fill_doubles(&p.u, size, r.rows, u, "u", 0.0, BELOW_ONE)
     if rng is not None:
         if step is not None:
             raise ValueError("step comes from rng; give one of them")
@@ -531,10 +550,12 @@ cdef object entropy():
 
 
 # Numbers of SamplingParams, one for all rows or a list, one a row; a keyword beside them is an error.
-cdef list from_params(object params, list given):
+cdef list from_params(object params, list given, int64_t count):
     rows = [params] if isinstance(params, SamplingParams) else list(params) if isinstance(params, (list, tuple)) else None
     if rows is None or not all(isinstance(row, SamplingParams) for row in rows):
-        raise TypeError("params must be a SamplingParams or a list of them, one a row")
+        raise TypeError(f"params must be a SamplingParams or a list of them, one a row, got {params!r}")
+    if rows is not None and not isinstance(params, SamplingParams) and len(rows) != count:
+        raise ValueError(f"params must be one or one a row: {count} rows, got {len(rows)}")
     for name, value in zip(PARAMETERS, given):
         if not (is_scalar(value) and value == getattr(_DEFAULTS, name)):
             raise ValueError(f"{name} is given in params and as a keyword")
@@ -595,7 +616,7 @@ cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output
 
 cdef bint is_sparse(object bias):
     return isinstance(bias, Mapping) or (isinstance(bias, (list, tuple))
-                                         and all(row is None or isinstance(row, Mapping) for row in bias))
+                                         and any(row is None or isinstance(row, Mapping) for row in bias))
 
 
 def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, min_keep=1, repetition_penalty=1.0,
@@ -636,7 +657,7 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     if params is not None:
         (temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty,
          presence_penalty) = from_params(params, [temperature, top_k, top_p, min_p, min_keep, repetition_penalty,
-                                                  frequency_penalty, presence_penalty])
+                                                  frequency_penalty, presence_penalty], r.rows)
     fill_numbers(p, r.rows, temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty,
                  presence_penalty)
     a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
