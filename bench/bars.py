@@ -47,8 +47,8 @@ def made(kind: str, vocab: int, seeds: int) -> list[np.ndarray]:
     return [KINDS[kind](vocab, np.random.default_rng(seed)) for seed in range(seeds)]
 
 
-def over_floor(operation: Operation, vocab: int, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
-    took = compare(operation.floors, {"": operation.ready(vocab)}, rows, seconds=seconds)
+def over_floor(operation: Operation, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
+    took = compare(operation.floors, {"": operation.lanewise}, rows, seconds=seconds)
     return took.over_floor(""), f"{took.microseconds(''):.1f} us"
 
 
@@ -59,19 +59,19 @@ def worst(operations: Sequence[Operation], vocab: int, seconds: float) -> tuple[
         for kind in KINDS
         for rows in [made(kind, vocab, 4)]
         for operation in operations
-        for times, us in [over_floor(operation, vocab, rows, seconds)]
+        for times, us in [over_floor(operation, rows, seconds)]
     )
 
 
-def beside_onnxruntime(name: str, vocab: int, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
-    calls = {name: BY_NAME[name].ready(vocab), "its": peers.onnxruntime()["softmax"](vocab)}
-    took = compare((), calls, rows, seconds=seconds)
+def beside_onnxruntime(name: str, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
+    ways = {name: BY_NAME[name].lanewise, "its": peers.onnxruntime()["softmax"]}
+    took = compare((), ways, rows, seconds=seconds)
     return took.ratio(name, to="its"), f"{took.microseconds(name):.1f} us, its {took.microseconds('its'):.1f} us"
 
 
 def small_call(operation: Operation) -> float:
     """Microseconds of a call on 16 elements, in batches of a thousand."""
-    call, x = operation.ready(16), np.arange(16, dtype=np.float32)
+    call, x = operation.lanewise(16), np.arange(16, dtype=np.float32)
 
     def thousand(x: np.ndarray) -> None:
         for _ in range(1000):
@@ -91,7 +91,7 @@ def differing() -> tuple[int, str]:
         for isa in lanewise.info()["usable"]:
             with lanewise.using(isa):
                 alone = [one(row, keys=[key]) for key, row in enumerate(rows)]
-                tokens.append((alone, batch(rows), batch(rows[order], keys=order)[order]))
+                tokens.append((alone, batch(rows), np.array(batch(rows[order], keys=order))[order]))
     ways = np.array(tokens).reshape(len(SETTINGS), -1, len(rows))
     return int(np.sum(ways != ways[:, :1])), f"of {ways.size}"
 
@@ -99,11 +99,11 @@ def differing() -> tuple[int, str]:
 def measured(vocabs: Sequence[int], seconds: float) -> Iterator[Bar]:
     for vocab in vocabs:
         rows = made("realistic", vocab, 16)
-        found = partial(over_floor, vocab=vocab, rows=rows, seconds=seconds)
+        found = partial(over_floor, rows=rows, seconds=seconds)
         for name, limit in (("softmax", 1.3), ("log_softmax", 1.35)):
             yield bar(name, vocab, limit, "x (F2+F3)", found(BY_NAME[name]))
             if "onnxruntime" in peers.installed():
-                ratio = beside_onnxruntime(name, vocab, rows, seconds)
+                ratio = beside_onnxruntime(name, rows, seconds)
                 yield bar(f"{name} / onnxruntime's softmax", vocab, 1.0, "x", ratio)
         yield bar("logsumexp", vocab, 1.3, "x F2", found(BY_NAME["logsumexp"]))
         yield bar("top_k, k = 50, realistic", vocab, 4.5 if vocab <= 32000 else 2.0, "x F1", found(TOP_K))
