@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lanewise import _ops
-
 PAGE = mmap.PAGESIZE
 POISON = 0x88
 
@@ -20,8 +18,8 @@ class Guarded:
     `check()` asserts that the poison around every array is as it was.
     """
 
-    def __init__(self, at_end: bool) -> None:
-        self.at_end = at_end
+    def __init__(self, at_end: bool, pages: bool = True) -> None:
+        self.at_end, self.pages = at_end, pages
         self.zones: list[tuple[np.ndarray, slice]] = []
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -32,7 +30,7 @@ class Guarded:
         zone = np.frombuffer(memory, np.uint8)
         start = PAGE + room - size if self.at_end else PAGE
         zone[PAGE : PAGE + room] = POISON
-        if not _ops.emulated():
+        if self.pages:
             libc = ctypes.CDLL(None, use_errno=True)
             for guard in (0, PAGE + room):
                 assert libc.mprotect(ctypes.c_void_p(zone.ctypes.data + guard), PAGE, 0) == 0

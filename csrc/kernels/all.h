@@ -7,6 +7,12 @@
 
 #include "noise.h"
 
+#include "edit.h"
+
+#include "truncate.h"
+
+#include "few.h"
+
 #include "sample.h"
 
 #include "arithmetic.h"

@@ -68,10 +68,8 @@ static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
 
 /* v's entries above t, and those equal to it while there are fewer than k. */
 INLINE void split(vf v, vu id, float t, size_t k, struct list *above, struct list *equal) {
-  vm gt = v_gt(v, v_set1(t)), eq = v_eq(v, v_set1(t));
-  if (m_bits(gt)) {
-    append(above, v, id, gt);
-  }
+  vm eq = v_eq(v, v_set1(t));
+  append(above, v, id, v_gt(v, v_set1(t))); /* often empty, but a wrong guess costs more than the packing */
   if (m_bits(eq) && equal->count < k) {
     append(equal, v, id, eq);
     equal->count = min_size(equal->count, k);
@@ -88,13 +86,17 @@ static void split_list(const struct list *list, float t, size_t k, struct list *
 /* The same from the row, skipping blocks whose maximum does not reach t. */
 INLINE void split_row(const void *x, size_t n, int dtype, const float *maxima, float t, size_t k, struct list *above,
                       struct list *equal) {
-  for (size_t b = 0; b * BLOCK < n; b++) {
-    if (!(maxima[b] > t || (maxima[b] == t && equal->count < k))) {
-      continue;
-    }
-    for (size_t i = b * BLOCK; i < min_size((b + 1) * BLOCK, n); i += LANES) {
-      split(n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN), ids_from(i), t, k, above,
-            equal);
+  const vf bound = v_set1(t);
+  for (size_t b = 0; b * BLOCK < n; b += LANES) {
+    for (unsigned hits = m_bits(v_ge(v_load(maxima + b), bound)); hits; hits &= hits - 1) {
+      size_t block = b + (size_t)__builtin_ctz(hits), i = block * BLOCK;
+      if (maxima[block] == t && equal->count == k) {
+        continue;
+      }
+      for (size_t end = min_size(i + BLOCK, n); i < end; i += LANES) {
+        vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
+        split(v, ids_from(i), t, k, above, equal);
+      }
     }
   }
 }

@@ -44,16 +44,10 @@ cdef extern from *:
     #include "kernels.def"
     #undef KERNEL
     };
-    #ifdef LANEWISE_SIMDE
-    enum { simde = 1 };
-    #else
-    enum { simde = 0 };
-    #endif
     """
     const char *const operation_names[1]
     const size_t span_counts[1]
     const size_t args_sizes[1]
-    enum: simde
 
 
 # Any thread may bind while any other runs: a kernel pointer is read and written whole, and is NULL until the first bind.
@@ -101,11 +95,6 @@ def compiled():
 def allowed(str isa):
     """Whether CPU and operating system can run `isa`, by C's own look at the registers."""
     return bool(lanewise_machine_allows(isa.encode()))
-
-
-def emulated():
-    """ISAs that this build spells in another's instructions (tests/emulate): bits hold, memory bounds do not."""
-    return ("avx512",) if simde else ()
 
 
 def registers():

@@ -355,35 +355,39 @@ def top_k(logits, k, *, ties="lowest", out=None):
         check_out(out[1], shape, np.int64, "out[1]")
     a.x = rows_span(&r)
     a.rows, a.cols, a.dtype, a.x_stride, a.k, a.force_exact = r.rows, r.cols, r.dtype, r.stride, width, force_exact
-    values, ids, status, widest = run_top_k(&a, width)
+    values, ids, widest = run_top_k(&a, width, r.single)
     if widest > width:
         if out is not None:
             raise ValueError(f"out holds {width} entries a row, but with ties='all' a row has {widest}")
-        values, ids, status, widest = run_top_k(&a, widest)
-    if r.single:
-        values, ids = values[0], ids[0]
+        values, ids, widest = run_top_k(&a, widest, r.single)
     if out is not None:
         out[0][...], out[1][...] = values, ids
         values, ids = out
     if widest < 0:
-        raise InvalidLogitsError(np.flatnonzero(status < 0).tolist(), ids, "a NaN has no place in the order")
+        invalid = [0] if r.single else np.flatnonzero(ids[:, 0] < 0).tolist()
+        raise InvalidLogitsError(invalid, ids, "a NaN has no place in the order")
     return values, ids
 
 
-# (values, ids, status, the widest row's entries; -1 if a row is invalid)
-cdef tuple run_top_k(top_k_args *a, int64_t width):
-    cdef int64_t widest = 0, i
-    cdef int64_t *entries
-    values, ids = np.empty((a.rows, width), np.float32), np.empty((a.rows, width), np.int64)
-    status = np.empty(a.rows, np.int64)
-    a.width, a.values, a.ids, a.status = width, whole(values), whole(ids), whole(status)
+# (values, ids, the widest row's entries; -1 if a row is invalid)
+cdef tuple run_top_k(top_k_args *a, int64_t width, bint single):
+    cdef int64_t widest = 0, one = 0, i
+    cdef cnp.npy_intp shape[2]
+    cdef int64_t *entries = &one
+    shape[0], shape[1] = a.rows, width
+    values = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_FLOAT32, 0)
+    ids = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_INT64, 0)
+    a.width, a.values, a.ids = width, whole(values), whole(ids)
+    if a.rows != 1:
+        status = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
+        entries = <int64_t *>cnp.PyArray_DATA(<cnp.ndarray>status)
+    a.status.ptr, a.status.bytes = entries, a.rows * sizeof(int64_t)
     run(OP_top_k, a, a.cols)
-    entries = <int64_t *>a.status.ptr
     for i in range(a.rows):
         if entries[i] < 0:
-            return values, ids, status, -1
+            return values, ids, -1
         widest = max(widest, entries[i])
-    return values, ids, status, widest
+    return values, ids, widest
 
 
 # ---- sample ----

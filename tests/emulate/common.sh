@@ -39,12 +39,12 @@ emulated_python() {
   chmod +x "$command"
 }
 
-# replay NAME CC ISA RUNNER...: what the scalar ISA did here, done again by a static program built with CC into
-# .build/NAME/replay and run by RUNNER.
+# replay FOLDER CC ISA RUNNER...: what the scalar ISA does here, done again on another ISA by a static program that CC
+# has built in FOLDER and RUNNER runs.
 replay() {
-  local program=$build/$1/replay cc=$2 isa=$3
+  local folder=$1 cc=$2 isa=$3
   shift 3
-  make -s -f tests/replay/Makefile BUILD="$program" CC="$cc"
+  make -s -f tests/replay/Makefile BUILD="$folder" CC="$cc"
   "$python" tests/replay/record.py "$build/recording"
-  "$@" "$program/replay" "$build/recording" "$isa"
+  "$@" "$folder/replay" "$build/recording" "$isa"
 }

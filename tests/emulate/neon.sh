@@ -40,6 +40,9 @@ CC="$cc -isystem $sysroot/usr/include" LDSHARED="$cc -shared" AR=aarch64-linux-g
   _PYTHON_HOST_PLATFORM=linux-aarch64 SETUPTOOLS_EXT_SUFFIX=".cpython-${version/./}-aarch64-linux-gnu.so" \
   build_package neon
 
-say "NEON under qemu"
-emulated_python neon "$sysroot/usr/bin/python$version" qemu-aarch64-static -L "$sysroot"
+say "NEON under qemu: replay"
+replay "$here/replay" $cc neon qemu-aarch64-static
+
+say "NEON under qemu: tests"
+emulated_python "$here/python" "$sysroot/usr/bin/python$version" qemu-aarch64-static -L "$sysroot"
 PYTHONPATH=$here/site:$here/packages "$here/python" -m pytest -m "not slow" -p no:cacheprovider "$@"

@@ -1,7 +1,6 @@
-/* AVX-512 on a CPU that has AVX2, by SIMDe (gcc only). Its names replace the intrinsics'; what SIMDe 0.8.2 lacks is
-   below. Not for the tests of memory: its masked loads read the whole vector. */
+/* AVX-512 on a CPU that has AVX2, by SIMDe (gcc only). Its names replace the intrinsics'; below is what SIMDe 0.8.2
+   lacks, and what it does otherwise: its masked loads read the whole vector, its masked stores write all of it. */
 #pragma GCC target("avx2,fma,f16c")
-#pragma GCC diagnostic ignored "-Wpsabi"
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 
@@ -9,4 +8,28 @@ static inline __m512d emulated_cvtps_pd(__m256 a) {
   __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(a)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
   return _mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1);
 }
+
+static inline void emulated_mask_storeu_ps(float *p, __mmask16 mask, __m512 a) {
+  float lane[16];
+  _mm512_storeu_ps(lane, a);
+  for (int i = 0; i < 16; i++) {
+    if (mask >> i & 1) {
+      p[i] = lane[i];
+    }
+  }
+}
+
+static inline __m512 emulated_mask_loadu_ps(__m512 a, __mmask16 mask, const float *p) {
+  float lane[16];
+  _mm512_storeu_ps(lane, a);
+  for (int i = 0; i < 16; i++) {
+    lane[i] = mask >> i & 1 ? p[i] : lane[i];
+  }
+  return _mm512_loadu_ps(lane);
+}
+
+#undef _mm512_mask_loadu_ps
+#undef _mm512_mask_storeu_ps
 #define _mm512_cvtps_pd emulated_cvtps_pd
+#define _mm512_mask_loadu_ps emulated_mask_loadu_ps
+#define _mm512_mask_storeu_ps emulated_mask_storeu_ps

@@ -1,4 +1,5 @@
-/* The first process of the emulated machine: runs /replay, says how it ended on the serial line, switches off. */
+/* The first process of the emulated machine: replays on the ISA the boot loader names, says on the serial line how that
+   ended, switches off. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/io.h>
@@ -25,13 +26,13 @@ static void switch_off(void) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   use_serial_line();
   printf("replay begins\n");
   fflush(stdout);
   pid_t child = fork();
   if (!child) {
-    execl("/replay", "/replay", "/recording", "avx512", NULL);
+    execl("/replay", "/replay", "/recording", argv[argc - 1], NULL);
     _exit(127);
   }
   int status;

@@ -1,0 +1,145 @@
+/* Truncation on the whole row: each step finds the prefix of z's order that it keeps, and sets the rest to -inf.
+   Masses are sums of integer weights, so no order of adding shows. */
+
+struct row_state {
+  float *z;      /* cols, padded to whole blocks */
+  float *maxima; /* of blocks of 64 */
+  char *scratch; /* for selections */
+  size_t n;
+  float max;
+  float inverse; /* 1 / T of the steps so far: 1 before the temperature step */
+  double temperature;
+  int force_exact;
+};
+
+static void keep(struct row_state *s, struct prefix p) {
+  const vf value = v_set1(p.value), rest = v_set1(-INFINITY);
+  for (size_t i = 0; i < s->n; i += LANES) {
+    vf v = v_load(s->z + i);
+    size_t ties = p.last_tie < i ? 0 : min_size(LANES, p.last_tie - i + 1);
+    vm kept = m_or(v_gt(v, value), m_and(v_eq(v, value), m_of_bits((1u << ties) - 1u)));
+    v_store(s->z + i, v_select(kept, v, rest));
+  }
+}
+
+INLINE vf weight_terms(const struct row_state *s, vf z) {
+  return v_exp(v_mul(v_sub(z, v_set1(s->max)), v_set1(s->inverse)));
+}
+
+static uint64_t total_weight(const struct row_state *s) {
+  vw acc = w_zero();
+  for (size_t i = 0; i < s->n; i += LANES) {
+    acc = w_add(acc, weight_terms(s, v_load(s->z + i)));
+  }
+  return w_total(acc);
+}
+
+/* floor or ceil of x * weight for x in [0, 1), weight <= 2^63: exact, x is a 53-bit integer times a power of two */
+INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
+  uint64_t u = double_bits(x), exponent = u >> 52;
+  uint64_t mantissa = (u & 0x000fffffffffffffu) | (exponent ? 0x0010000000000000u : 0);
+  unsigned shift = 1075u - (unsigned)(exponent ? exponent : 1); /* x = mantissa * 2^-shift */
+  unsigned __int128 product = (unsigned __int128)mantissa * weight;
+  if (shift > 127) {
+    return round_up && product;
+  }
+  uint64_t whole = (uint64_t)(product >> shift);
+  return whole + (round_up && product != (unsigned __int128)whole << shift);
+}
+
+/* The first k of z's order: by block maxima (top_k.h), or by radix when k exceeds the number of blocks. */
+static struct prefix first_k(struct row_state *s, size_t k) {
+  if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
+    return select_count(s->z, s->n, k, s->scratch);
+  }
+  struct list above, equal;
+  int has_nan = 0;
+  block_maxima(s->maxima, s->z, s->n, DTYPE_F32, &has_nan);
+  top_k_by_blocks(s->z, s->n, DTYPE_F32, s->maxima, k, s->scratch, &above, &equal);
+  const struct list *last = equal.count ? &equal : &above;
+  return (struct prefix){last->value[last->count - 1], last->id[last->count - 1]};
+}
+
+static void with_min_keep(struct row_state *s, struct prefix p, size_t min_keep, int ties_all) {
+  if (ties_all) {
+    p.last_tie = s->n;
+  }
+  if (min_keep > 1) { /* what is allowed may be less: the prefix of n ids then holds all of it */
+    struct prefix least = first_k(s, min_size(min_keep, s->n));
+    p = is_longer(least, p) ? least : p;
+  }
+  keep(s, p);
+}
+
+/* How many top-k keeps of n, 0 if it is off. */
+INLINE size_t top_k_of(const struct sample_params *p, size_t n) {
+  size_t k = (size_t)(p->top_k > p->min_keep ? p->top_k : p->min_keep);
+  return p->top_k > 0 && k < n ? k : 0;
+}
+
+static void truncate_top_k(struct row_state *s, const struct sample_params *p, int ties_all) {
+  size_t k = top_k_of(p, s->n);
+  if (k) {
+    with_min_keep(s, first_k(s, k), 1, ties_all);
+  }
+}
+
+/* What the mass before an id must be less than. */
+INLINE uint64_t top_p_limit(double top_p, uint64_t total) { return top_p > 0.0 ? times_weight(top_p, total, 1) : 1; }
+
+/* max + T * ln(min_p) in float64, rounded down to float32: kept is what reaches it. */
+INLINE float min_p_bound(double min_p, float max, double temperature) {
+  double bound = (double)max + temperature * log64_1(min_p < DBL_MIN ? DBL_MIN : min_p);
+  float rounded = (float)bound;
+  return (double)rounded > bound ? key_value(order_key(rounded) - 1) : rounded;
+}
+
+static void truncate_top_p(struct row_state *s, const struct sample_params *p, int ties_all) {
+  if (p->top_p < 1.0) {
+    uint64_t limit = top_p_limit(p->top_p, total_weight(s));
+    const struct weighing mass = {1, s->max, s->inverse};
+    with_min_keep(s, select_weight(s->z, s->n, limit, &mass, s->scratch), (size_t)p->min_keep, ties_all);
+  }
+}
+
+static void truncate_min_p(struct row_state *s, const struct sample_params *p, double temperature) {
+  if (p->min_p > 0.0) {
+    struct prefix likely = {min_p_bound(p->min_p, s->max, temperature), s->n};
+    with_min_keep(s, likely, (size_t)p->min_keep, 0);
+  }
+}
+
+static void truncate(struct row_state *s, const struct sample_args *a, const struct sample_params *p) {
+  int ties_all = a->ties_all != 0, tempered = 0;
+  for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
+    switch (a->steps[i]) {
+    case STEP_TEMPERATURE:
+      s->inverse = (float)(1.0 / s->temperature);
+      tempered = 1;
+      break;
+    case STEP_TOP_K:
+      truncate_top_k(s, p, ties_all);
+      break;
+    case STEP_TOP_P:
+      truncate_top_p(s, p, ties_all);
+      break;
+    default:
+      truncate_min_p(s, p, tempered ? s->temperature : 1.0);
+    }
+  }
+}
+
+/* The first kept id whose running weight exceeds floor(u * W) */
+static size_t inverse_cdf(const struct row_state *s, double u) {
+  uint64_t target = times_weight(u, total_weight(s), 0), running = 0, w[LANES];
+  for (size_t i = 0; i < s->n; i += LANES) {
+    w_store(w, weight_terms(s, v_load(s->z + i)));
+    for (size_t j = 0; j < LANES; j++) {
+      running += w[j];
+      if (running > target) {
+        return i + j;
+      }
+    }
+  }
+  return s->n; /* not reached: target < W */
+}
