@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -53,14 +54,16 @@ def over_floor(operation: Operation, rows: Sequence[np.ndarray], seconds: float)
 
 
 def worst(operations: Sequence[Operation], vocab: int, seconds: float) -> tuple[float, str]:
-    """Over all kinds of rows."""
-    return max(
-        (times, f"{us}, {kind}, {operation.name.removeprefix('sample: ')}")
-        for kind in KINDS
-        for rows in [made(kind, vocab, 4)]
-        for operation in operations
-        for times, us in [over_floor(operation, rows, seconds)]
-    )
+    """Over all kinds of rows: a short look at each, and a long one at the three that look worst."""
+    rows = {kind: made(kind, vocab, 4) for kind in KINDS}
+
+    def times(case: tuple[Operation, str], seconds: float) -> tuple[float, str]:
+        operation, kind = case
+        found, us = over_floor(operation, rows[kind], seconds)
+        return found, f"{us}, {kind}" + operation.name.replace("sample: ", ", ") * (len(operations) > 1)
+
+    cases = sorted(itertools.product(operations, rows), key=lambda case: times(case, seconds / 10))
+    return max(times(case, seconds) for case in cases[-3:])
 
 
 def beside_onnxruntime(name: str, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
@@ -109,10 +112,10 @@ def measured(vocabs: Sequence[int], seconds: float) -> Iterator[Bar]:
         yield bar("top_k, k = 50, realistic", vocab, 4.5 if vocab <= 32000 else 2.0, "x F1", found(TOP_K))
     yield bar("top_k, k = 50, any distribution", vocabs[-1], 8.0, "x F1", worst([TOP_K], vocabs[-1], seconds))
     for vocab in vocabs:
-        yield bar("sample, any setting and distribution", vocab, 12.0, "x F2", worst(SAMPLING, vocab, seconds / 8))
+        yield bar("sample, any setting and distribution", vocab, 12.0, "x F2", worst(SAMPLING, vocab, seconds))
     slowest = max((small_call(BY_NAME[name]), name) for name in TAKE_OUT)
     yield bar("a call on 16 elements with out=", 16, 2.0, "us", slowest)
-    yield bar("tokens that differ: ISA, batch, order", 49152, 0, "", differing())
+    yield bar("tokens that differ: ISA, batch, order", 49152, 0, "tokens", differing())
 
 
 def bar(what: str, vocab: int, limit: float, unit: str, found: tuple[float, str]) -> Bar:
