@@ -275,6 +275,8 @@ def top_k(logits, k, *, ties="lowest", out=None):
     a.ties_all = check_ties(ties)
     owner = logits_rows(logits, &r, "logits")
     width = integer(k, "k", 1, r.cols)
+    if r.cols > UINT32_MAX:
+        raise ValueError(f"top_k takes up to {UINT32_MAX} columns, got {r.cols}")
     if out is not None:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise TypeError(f"out must be (values, ids), got {type(out).__name__}")
