@@ -34,6 +34,7 @@ setup(
     ext_modules=cythonize(
         [
             extension("_ops", sorted(glob.glob("csrc/*.c"))),
+            extension("_arguments"),
             extension("_arrays"),
             extension("sampling"),
         ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import lanewise
-from lanewise._measure import HEADING, OPERATIONS, Call, Cell, Operation, cold_rows, line, measure
+from lanewise._measure import HEADING, OPERATIONS, Cell, Operation, Ready, cold_rows, line, measure
 from lanewise._rows import KINDS, real_rows
 
 from . import bars, peers, report
@@ -22,39 +22,38 @@ COLD = "realistic, cold"
 PEERS = peers.installed()
 
 
-def rows(quick: bool) -> Iterator[tuple[int, str, Sequence[np.ndarray]]]:
+def rows(quick: bool) -> Iterator[tuple[str, Sequence[np.ndarray]]]:
     if quick:
-        yield from ((4096, kind, bars.made(kind, 4096, 2)) for kind in ("realistic", "ties"))
+        yield from ((kind, bars.made(kind, 4096, 2)) for kind in ("realistic", "ties"))
         return
-    real = [row.logits.astype(np.float32) for row in real_rows()]
-    yield real[0].size, "real", real
+    yield "real", [row.logits.astype(np.float32) for row in real_rows()]
     for vocab in VOCABS:
-        yield from ((vocab, kind, bars.made(kind, vocab, SEEDS)) for kind in KINDS)
-        yield vocab, COLD, cold_rows(bars.made("realistic", vocab, SEEDS))
+        yield from ((kind, bars.made(kind, vocab, SEEDS)) for kind in KINDS)
+        yield COLD, cold_rows(bars.made("realistic", vocab, SEEDS))
 
 
-def others(operation: Operation, vocab: int, row: np.ndarray) -> dict[str, Call]:
+def others(operation: Operation, row: np.ndarray) -> dict[str, Ready]:
     """The other ways to do it, once they have been seen to give the same."""
-    libraries = {name: calls[operation.name](vocab) for name, calls in PEERS.items() if operation.name in calls}
-    calls = {"NumPy": operation.numpy, **libraries}
+    ways = {name: ways[operation.name] for name, ways in PEERS.items() if operation.name in ways}
+    ways = {"NumPy": operation.numpy, **ways}
     if not operation.name.startswith("sample"):  # each draws with its own noise
-        expected = operation.ready(vocab)(row)
-        for call in calls.values():
-            np.testing.assert_allclose(peers.first(call(row)), peers.first(expected), rtol=1e-4, atol=1e-6)
-    return calls
+        expected = operation.lanewise(row.size)(row)
+        for ready in ways.values():
+            np.testing.assert_allclose(peers.first(ready(row.size)(row)), peers.first(expected), rtol=1e-4, atol=1e-5)
+    return ways
 
 
 def cells(quick: bool) -> Iterator[Cell]:
     """The best ISA on every kind of row; the other ISAs and the other libraries on ordinary ones."""
     best, *rest = lanewise.info()["usable"]
     timed = partial(measure, seconds=0.0 if quick else 0.2)
-    for vocab, kind, some in rows(quick):
+    for kind, some in rows(quick):
         ordinary = kind in ("realistic", "real")
         for operation in OPERATIONS:
-            peer_calls = others(operation, vocab, some[0]) if ordinary else {}
-            yield timed(operation, vocab, kind, best, some, peer_calls, cold=kind == COLD)
+            beside = others(operation, some[0]) if ordinary else {}
+            yield timed(operation, kind, best, some, beside, cold=kind == COLD)
             for isa in rest if ordinary else ():
-                yield timed(operation, vocab, kind, isa, some, {})
+                yield timed(operation, kind, isa, some, {})
 
 
 def table(quick: bool, results: Path) -> None:

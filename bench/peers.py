@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lanewise._measure import Call
-
-Ready = Callable[[int], Call]
+from lanewise._measure import Call, Ready, always
 
 
 def scipy() -> dict[str, Ready]:
     from scipy import special
 
-    functions = {"softmax": special.softmax, "log_softmax": special.log_softmax, "logsumexp": special.logsumexp}
-    return {name: lambda vocab, f=function: f for name, function in functions.items()}
+    return {name: always(getattr(special, name)) for name in ("softmax", "log_softmax", "logsumexp")}
 
 
 def onnxruntime() -> dict[str, Ready]:
@@ -34,7 +31,7 @@ def onnxruntime() -> dict[str, Ready]:
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
-        out = np.empty((1, vocab), np.float32)
+        out: np.ndarray = np.empty((1, vocab), np.float32)
         binding.bind_output("y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
         bound = None
 
@@ -44,7 +41,7 @@ def onnxruntime() -> dict[str, Ready]:
                 binding.bind_input("x", "cpu", 0, np.float32, (1, vocab), row.ctypes.data)
                 bound = row
             session.run_with_iobinding(binding)
-            return out[0]
+            return out.reshape(vocab)
 
         return call
 
@@ -58,9 +55,7 @@ def first(result: Any) -> Any:
 
 def installed() -> dict[str, dict[str, Ready]]:
     peers = {}
-    for peer in (scipy, onnxruntime):
-        try:
-            peers[peer.__name__] = peer()
-        except ImportError:
-            continue
+    for name, peer in (("SciPy", scipy), ("onnxruntime", onnxruntime)):
+        with contextlib.suppress(ImportError):
+            peers[name] = peer()
     return peers

@@ -15,10 +15,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from compiled import ROOT, compiled, obstacle, run
 
 from lanewise import _arrays, _ops, sampling
 from lanewise._isas import ISAS
+
+from compiled import ROOT, compiled, obstacle, run
 
 MODULES = (_arrays, _ops, sampling)
 LIBC = {"memcpy", "memmove", "memset", "memcmp"}  # what a compiler calls by itself

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from compiled import compiled
 
 import lanewise
 from lanewise import _dispatch, _ops
 
-sys.path.insert(0, str(Path(__file__).parent / "replay"))
+from compiled import compiled
 from record import SPAN, Recording, record
-
 
 
 def replay(recording: Path, isa: str) -> tuple[int, str]:

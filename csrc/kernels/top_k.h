@@ -32,7 +32,9 @@ INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int 
   *has_nan |= m_bits(nan) != 0;
 }
 
-/* How many of v[0..n) reach t; n is rounded up, the padding holds NaN. Exact below 2^24. */
+enum { COUNTABLE = 1 << 24 }; /* floats count exactly up to here */
+
+/* How many of v[0..n) reach t, n <= COUNTABLE rounded up to whole vectors, the padding NaN. */
 static size_t count_reaching(const float *v, size_t n, float t) {
   const vf bound = v_set1(t), one = v_set1(1.0f);
   vf acc[2] = {v_set1(0), v_set1(0)};
@@ -68,10 +70,8 @@ static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
 
 /* v's entries above t, and those equal to it while there are fewer than k. */
 INLINE void split(vf v, vu id, float t, size_t k, struct list *above, struct list *equal) {
-  vm gt = v_gt(v, v_set1(t)), eq = v_eq(v, v_set1(t));
-  if (m_bits(gt)) {
-    append(above, v, id, gt);
-  }
+  vm eq = v_eq(v, v_set1(t));
+  append(above, v, id, v_gt(v, v_set1(t))); /* often empty, but a wrong guess costs more than the packing */
   if (m_bits(eq) && equal->count < k) {
     append(equal, v, id, eq);
     equal->count = min_size(equal->count, k);
@@ -88,13 +88,17 @@ static void split_list(const struct list *list, float t, size_t k, struct list *
 /* The same from the row, skipping blocks whose maximum does not reach t. */
 INLINE void split_row(const void *x, size_t n, int dtype, const float *maxima, float t, size_t k, struct list *above,
                       struct list *equal) {
-  for (size_t b = 0; b * BLOCK < n; b++) {
-    if (!(maxima[b] > t || (maxima[b] == t && equal->count < k))) {
-      continue;
-    }
-    for (size_t i = b * BLOCK; i < min_size((b + 1) * BLOCK, n); i += LANES) {
-      split(n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN), ids_from(i), t, k, above,
-            equal);
+  const vf bound = v_set1(t);
+  for (size_t b = 0; b * BLOCK < n; b += LANES) {
+    for (unsigned hits = m_bits(v_ge(v_load(maxima + b), bound)); hits; hits &= hits - 1) {
+      size_t block = b + (size_t)__builtin_ctz(hits), i = block * BLOCK;
+      if (maxima[block] == t && equal->count == k) {
+        continue;
+      }
+      for (size_t end = min_size(i + BLOCK, n); i < end; i += LANES) {
+        vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
+        split(v, ids_from(i), t, k, above, equal);
+      }
     }
   }
 }
@@ -215,7 +219,7 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
       }
       continue;
     }
-    if (k > blocks || a->force_exact) {
+    if (k > blocks || n > COUNTABLE || a->force_exact) {
       top_k_exact(x, n, dtype, k, rest, &above, &equal);
     } else {
       top_k_by_blocks(x, n, dtype, maxima, k, rest, &above, &equal);

@@ -44,7 +44,7 @@ def cpuinfo_version() -> str:
     from importlib.util import find_spec
 
     try:
-        site = os.path.dirname(os.path.dirname(find_spec("cpuinfo").origin))  # type: ignore[union-attr, arg-type]
+        site: str = os.path.dirname(os.path.dirname(find_spec("cpuinfo").origin))  # type: ignore[union-attr, arg-type]
         return next(os.path.splitext(name)[0] for name in os.listdir(site) if name.startswith("py_cpuinfo-"))
     except Exception:
         return "py_cpuinfo-unknown"

@@ -22,7 +22,9 @@ import lanewise
 from . import _numpy_way, _ops
 
 Call = Callable[[np.ndarray], Any]
+Ready = Callable[[int], Call]  # of a vocabulary size: allocates what the call writes to
 
+PLACES = 4
 FLOORS = {"F1": "read_max", "F2": "read_exp", "F3": "copy"}
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,55 +39,57 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Operation(NamedTuple):
-    """`ready(vocab)` allocates what the call writes to, and gives the call; `numpy` is the call of the NumPy way."""
-
     name: str
     floors: tuple[str, ...]
-    ready: Callable[[int], Call]
-    numpy: Call
+    lanewise: Ready
+    numpy: Ready
 
 
-def _writing(function: Callable[..., Any], out: Callable[[int], Any]) -> Callable[[int], Call]:
+def always(call: Call) -> Ready:
+    return lambda vocab: call
+
+
+def writing(function: Callable[..., Any], out: Callable[[int], Any]) -> Ready:
     return lambda vocab: partial(function, out=out(vocab))
 
 
-def _row(vocab: int) -> np.ndarray:
+def row(vocab: int) -> np.ndarray:
     return np.empty(vocab, np.float32)
 
 
-def _top_k(k: int) -> Operation:
+def top_k(k: int) -> Operation:
     def ready(vocab: int) -> Call:
         out = np.empty(k, np.float32), np.empty(k, np.int64)
         return lambda x: lanewise.top_k(x, k, out=out)
 
-    return Operation(f"top_k, k = {k}", ("F1",), ready, lambda x: _numpy_way.top_k(x, k))
+    return Operation(f"top_k, k = {k}", ("F1",), ready, always(lambda x: _numpy_way.top_k(x, k)))
 
 
 def sampling(name: str, setting: dict[str, Any]) -> Operation:
     prompt: dict[str, Any] = {"prompt_ids": np.arange(512)} if "repetition_penalty" in setting else {}
-    rng = np.random.default_rng(0)
-
-    def ready(vocab: int) -> Call:
-        return partial(lanewise.sample, **setting, **prompt, rng=lanewise.Stream(0))
-
-    return Operation(f"sample: {name}", ("F2",), ready, lambda x: _numpy_way.sample(x, rng, **setting, **prompt))
+    draw = partial(lanewise.sample, **setting, **prompt, rng=lanewise.Stream(0))
+    numpy_way = partial(_numpy_way.sample, **setting, **prompt, rng=np.random.default_rng(0))
+    return Operation(f"sample: {name}", ("F2",), always(draw), always(numpy_way))
 
 
 OPERATIONS = (
-    Operation("softmax", ("F2", "F3"), _writing(lanewise.softmax, _row), _numpy_way.softmax),
-    Operation("log_softmax", ("F2", "F3"), _writing(lanewise.log_softmax, _row), _numpy_way.log_softmax),
+    Operation("softmax", ("F2", "F3"), writing(lanewise.softmax, row), always(_numpy_way.softmax)),
+    Operation("log_softmax", ("F2", "F3"), writing(lanewise.log_softmax, row), always(_numpy_way.log_softmax)),
     Operation(
-        "logsumexp", ("F2",), _writing(lanewise.logsumexp, lambda vocab: np.empty((), np.float32)), _numpy_way.logsumexp
+        "logsumexp",
+        ("F2",),
+        writing(lanewise.logsumexp, lambda vocab: np.empty((), np.float32)),
+        always(_numpy_way.logsumexp),
     ),
     Operation(
         "scale",
         ("F3",),
-        lambda vocab: partial(lanewise.scale, temperature=0.7, out=_row(vocab)),
-        lambda x: x / np.float32(0.7),
+        writing(partial(lanewise.scale, temperature=0.7), row),
+        always(lambda x: x / np.float32(0.7)),
     ),
-    Operation("argmax", ("F1",), lambda vocab: lanewise.argmax, np.argmax),
-    _top_k(5),
-    _top_k(50),
+    Operation("argmax", ("F1",), always(lanewise.argmax), always(np.argmax)),
+    top_k(5),
+    top_k(50),
     *(sampling(name, setting) for name, setting in SETTINGS.items()),
 )
 
@@ -136,31 +140,38 @@ def hot(call: Call, x: np.ndarray, repeats: int = 5) -> float:
     return first if first > 2_000_000 else float(np.median([clock(call, x) for _ in range(repeats)]))
 
 
-def _floor(name: str, x: np.ndarray, out: np.ndarray, repeats: int) -> float:
-    return float(np.median(_ops.run_rows(FLOORS[name], x, out, repeats=repeats)))
+def floor_time(name: str, x: np.ndarray, out: np.ndarray, repeats: int) -> float:
+    ns: Any = _ops.run_rows(FLOORS[name], x, out, repeats=repeats)
+    return float(np.median(ns))
 
 
 def compare(
     floors: Iterable[str],
-    calls: dict[str, Call],
+    ways: dict[str, Ready],
     rows: Sequence[np.ndarray],
     *,
     cold: bool = False,
     seconds: float = 0.2,
 ) -> Timings:
-    """Floors and calls in turns, for at least `seconds` and five turns.
+    """Floors and ways in turns, for at least `seconds` and five turns; one turn if seconds is 0.
 
-    Hot: all of a turn on one row, repeated so that it is in the cache. Cold: each on the next of `rows`, once.
+    Hot: all of a turn on one row, repeated so that it is in the cache. Cold: each on the next of `rows`, once. What is
+    written to is one of four allocations, each turn the next: where it lies changes a time by up to a tenth.
     """
-    turns, out = itertools.cycle(rows), np.empty_like(rows[0])
+    vocab, turns = rows[0].size, itertools.cycle(rows)
+    outs = [np.empty_like(rows[0]) for _ in range(PLACES)]
+    calls = {name: [ready(vocab) for _ in range(PLACES)] for name, ready in ways.items()}
     floor: list[float] = []
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     end = time.perf_counter() + seconds
-    while len(floor) < 5 or time.perf_counter() < end:
-        row = next(turns)
-        floor.append(sum(_floor(name, next(turns), out, 1) if cold else _floor(name, row, out, 6) for name in floors))
-        for name, call in calls.items():
-            times[name].append(clock(call, next(turns)) if cold else hot(call, row))
+    while len(floor) < (5 if seconds else 1) or time.perf_counter() < end:
+        place, x = len(floor) % PLACES, next(turns)
+        floor.append(
+            sum(floor_time(name, next(turns) if cold else x, outs[place], 1 if cold else 6) for name in floors)
+        )
+        for name in ways:
+            call = calls[name][place]
+            times[name].append(clock(call, next(turns)) if cold else hot(call, x))
     return Timings(np.array(floor), {name: np.array(ns) for name, ns in times.items()})
 
 
@@ -183,21 +194,20 @@ class Cell(NamedTuple):
 
 def measure(
     operation: Operation,
-    vocab: int,
     kind: str,
     isa: str,
     rows: Sequence[np.ndarray],
-    peers: dict[str, Call],
+    peers: dict[str, Ready],
     *,
     cold: bool = False,
     seconds: float = 0.2,
 ) -> Cell:
     with lanewise.using(isa):
-        calls = {"lanewise": operation.ready(vocab), **peers}
-        took = compare(operation.floors, calls, rows, cold=cold, seconds=seconds)
+        ways = {"lanewise": operation.lanewise, **peers}
+        took = compare(operation.floors, ways, rows, cold=cold, seconds=seconds)
     return Cell(
         operation.name,
-        vocab,
+        rows[0].size,
         kind,
         isa,
         took.microseconds("lanewise"),
@@ -213,5 +223,10 @@ HEADING = f"{'operation':<37} {'V':>7}  {'row':<15} {'ISA':<7} {'us':>8}  {'x fl
 
 def line(cell: Cell) -> str:
     what = f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<15} {cell.isa:<7}"
-    peers = "  ".join(f"{peer} {times:.1f}x" for peer, times in cell.peers.items())
-    return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {peers}".rstrip()
+    return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {beside(cell, '  ')}".rstrip()
+
+
+def beside(cell: Cell, separator: str) -> str:
+    return separator.join(
+        f"{peer} {times:.1f}x" if times >= 1 else f"{peer} {times:.2g}x" for peer, times in cell.peers.items()
+    )

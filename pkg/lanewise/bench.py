@@ -20,7 +20,7 @@ def main(*, quick: bool = False) -> int:
         for operation in OPERATIONS:
             for isa in lanewise.info()["usable"]:
                 peers = {"NumPy": operation.numpy}
-                cell = measure(operation, vocab, "realistic", isa, rows, peers, seconds=0.0 if quick else 0.2)
+                cell = measure(operation, "realistic", isa, rows, peers, seconds=0.0 if quick else 0.2)
                 print(line(cell), flush=True)
     print("\nFloors: F1 reads the row, F2 reads it and takes every exp, F3 copies it; same ISA, same turns.")
     return 0

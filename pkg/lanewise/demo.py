@@ -12,7 +12,7 @@ import numpy as np
 import lanewise
 
 from . import _numpy_way
-from ._measure import SETTINGS, compare
+from ._measure import SETTINGS, always, compare
 from ._rows import RealRow, real_rows
 
 CANDIDATES = 5
@@ -65,9 +65,10 @@ def show_draws(row: RealRow) -> None:
     for name, setting in SETTINGS.items():
         prompt: dict[str, Any] = {"prompt_ids": row.prompt_ids} if "repetition_penalty" in setting else {}
         draw = partial(lanewise.sample, **setting, **prompt)
-        drawn = [draw(logits, seed=seed, step=0) for seed in SEEDS]
+        drawn = [int(draw(logits, seed=seed, step=0)) for seed in SEEDS]
         numpy_way = partial(_numpy_way.sample, rng=np.random.default_rng(0), **setting, **prompt)
-        took = compare((), {"lanewise": partial(draw, seed=1, step=0), "NumPy": numpy_way}, [logits], seconds=0.02)
+        ways = {"lanewise": always(partial(draw, seed=1, step=0)), "NumPy": always(numpy_way)}
+        took = compare((), ways, [logits], seconds=0.02)
         print(
             f"  {name:<30} {' '.join(quoted(row.text(token), 12) for token in drawn)}"
             f"{took.microseconds('lanewise'):7.1f} us{took.microseconds('NumPy'):7.0f} us"
@@ -82,7 +83,7 @@ def show_isas(rows: list[RealRow]) -> bool:
     tokens = {}
     for isa in lanewise.info()["usable"]:
         with lanewise.using(isa):
-            tokens[isa] = lanewise.sample(logits, top_p=0.9, seed=1, step=0).tolist()
+            tokens[isa] = np.array(lanewise.sample(logits, top_p=0.9, seed=1, step=0)).tolist()
         print(f"  {isa:<8}" + "".join(f"{token:>8}" for token in tokens[isa]))
     equal = len({tuple(drawn) for drawn in tokens.values()}) == 1
     print(f"  {'equal' if equal else 'DIFFERENT: this is a fault, please report it'} on {', '.join(tokens)}")

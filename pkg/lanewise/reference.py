@@ -56,7 +56,7 @@ def exp32(x: Any) -> F32:
 
 def weights(e: Any) -> U64:
     """round(2^43 * e), half to even, as integers."""
-    return np.rint(np.float64(e) * WEIGHT_ONE).astype(np.uint64)
+    return np.asarray(np.rint(np.float64(e) * WEIGHT_ONE), np.uint64)
 
 
 def _log_parts(k: Any, f: Any) -> F64:
@@ -115,7 +115,7 @@ def philox(domain: int, items: Any, seed: int, key: int, step: int) -> U64:
         ]
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     even = items & np.uint64(1) == 0
-    return np.where(even, c[0] | c[1] << np.uint64(32), c[2] | c[3] << np.uint64(32))
+    return np.asarray(np.where(even, c[0] | c[1] << np.uint64(32), c[2] | c[3] << np.uint64(32)))
 
 
 DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION = range(4)

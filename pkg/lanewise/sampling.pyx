@@ -2,19 +2,29 @@
 """Logits to tokens. Thin: checks, fills an args struct, runs one kernel for the whole batch."""
 cimport numpy as cnp
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
 from libc.float cimport DBL_MAX, FLT_MAX, FLT_MIN
 from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, int64_t, uint64_t
 from libc.string cimport memset
 
-import operator
 import os
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from lanewise._arguments cimport (
+    dense_bias,
+    fill_doubles,
+    fill_integers,
+    integer,
+    is_scalar,
+    is_sparse,
+    mask_array,
+    number,
+    per_row,
+    ragged_ids,
+    sparse_bias,
+)
 from lanewise._arrays cimport as_array, logits_rows, rows_t
 from lanewise._ops cimport *
 from lanewise.errors import InvalidLogitsError
@@ -74,87 +84,6 @@ cdef cnp.ndarray target(cnp.ndarray out, rows_t *r):
     if (x + min(x_reach, 0) < y + max(y_reach, 0) + y_size) and (y + min(y_reach, 0) < x + max(x_reach, 0) + x_size):
         return np.empty_like(out, order="C", subok=False)
     return out
-
-
-# ---- numbers, one for all rows or one a row ----
-
-cdef double BELOW_ONE = 1.0 - 2.0 ** -53
-
-cdef double number(object value, str name, double low, double high) except? -1:
-    cdef double v
-    try:
-        v = value
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
-    if not low <= v <= high:
-        if low == -INFINITY and high == INFINITY:
-            raise ValueError(f"{name} must not be NaN")
-        below = "1)" if high == BELOW_ONE else f"{high:g}]"
-        raise ValueError(f"{name} must be in [{low:g}, {below}, got {value}")
-    return v
-
-
-# An integer in low .. high as its 64 bits. high is for unsigned ones, where low is 0.
-cdef uint64_t integer(object value, str name, int64_t low, uint64_t high) except? 0xdead:
-    cdef int64_t signed
-    cdef int overflow = 0
-    if not PyLong_Check(value):
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    signed = PyLong_AsLongLongAndOverflow(value, &overflow)
-    if overflow > 0 and value <= high:
-        return value
-    if overflow or signed < low or (signed >= 0 and <uint64_t>signed > high):
-        raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
-    return <uint64_t>signed
-
-
-cdef inline bint is_scalar(object value):
-    return PyFloat_Check(value) or PyLong_Check(value) or isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0
-
-
-cdef list per_row(object value, str name, int64_t rows):
-    cdef list values
-    if isinstance(value, (list, tuple)):
-        values = list(value)
-    else:
-        array = None if value is None else as_array(value, name)
-        if array is None or array.ndim != 1 or array.dtype.kind not in "biuf":
-            raise TypeError(f"{name} must be a number or one a row, got {value!r}")
-        values = array.tolist()
-    if len(values) != rows:
-        raise ValueError(f"{name} must be one value or one a row: {rows} rows, got {len(values)} values")
-    return values
-
-
-# Writes value to a double that recurs every `step` bytes, rows times.
-cdef int fill_doubles(void *to, int64_t step, int64_t rows, object value, str name, double low, double high) except -1:
-    cdef int64_t i
-    cdef double v
-    if is_scalar(value):
-        v = number(value, name, low, high)
-        for i in range(rows):
-            (<double *>(<char *>to + i * step))[0] = v
-    else:
-        for i, item in enumerate(per_row(value, name, rows)):
-            (<double *>(<char *>to + i * step))[0] = number(item, f"{name}[{i}]", low, high)
-    return 0
-
-
-cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str name, int64_t low,
-                       uint64_t high) except -1:
-    cdef int64_t i
-    cdef uint64_t v
-    if is_scalar(value):
-        v = integer(value, name, low, high)
-        for i in range(rows):
-            (<uint64_t *>(<char *>to + i * step))[0] = v
-    else:
-        for i, item in enumerate(per_row(value, name, rows)):
-            (<uint64_t *>(<char *>to + i * step))[0] = integer(item, f"{name}[{i}]", low, high)
-    return 0
 
 
 # ---- softmax and its kin ----
@@ -346,6 +275,8 @@ def top_k(logits, k, *, ties="lowest", out=None):
     a.ties_all = check_ties(ties)
     owner = logits_rows(logits, &r, "logits")
     width = integer(k, "k", 1, r.cols)
+    if r.cols > UINT32_MAX:
+        raise ValueError(f"top_k takes up to {UINT32_MAX} columns, got {r.cols}")
     if out is not None:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise TypeError(f"out must be (values, ids), got {type(out).__name__}")
@@ -355,35 +286,39 @@ def top_k(logits, k, *, ties="lowest", out=None):
         check_out(out[1], shape, np.int64, "out[1]")
     a.x = rows_span(&r)
     a.rows, a.cols, a.dtype, a.x_stride, a.k, a.force_exact = r.rows, r.cols, r.dtype, r.stride, width, force_exact
-    values, ids, status, widest = run_top_k(&a, width)
+    values, ids, widest = run_top_k(&a, width, r.single)
     if widest > width:
         if out is not None:
             raise ValueError(f"out holds {width} entries a row, but with ties='all' a row has {widest}")
-        values, ids, status, widest = run_top_k(&a, widest)
-    if r.single:
-        values, ids = values[0], ids[0]
+        values, ids, widest = run_top_k(&a, widest, r.single)
     if out is not None:
         out[0][...], out[1][...] = values, ids
         values, ids = out
     if widest < 0:
-        raise InvalidLogitsError(np.flatnonzero(status < 0).tolist(), ids, "a NaN has no place in the order")
+        invalid = [0] if r.single else np.flatnonzero(ids[:, 0] < 0).tolist()
+        raise InvalidLogitsError(invalid, ids, "a NaN has no place in the order")
     return values, ids
 
 
-# (values, ids, status, the widest row's entries; -1 if a row is invalid)
-cdef tuple run_top_k(top_k_args *a, int64_t width):
-    cdef int64_t widest = 0, i
-    cdef int64_t *entries
-    values, ids = np.empty((a.rows, width), np.float32), np.empty((a.rows, width), np.int64)
-    status = np.empty(a.rows, np.int64)
-    a.width, a.values, a.ids, a.status = width, whole(values), whole(ids), whole(status)
+# (values, ids, the widest row's entries; -1 if a row is invalid)
+cdef tuple run_top_k(top_k_args *a, int64_t width, bint single):
+    cdef int64_t widest = 0, one = 0, i
+    cdef cnp.npy_intp shape[2]
+    cdef int64_t *entries = &one
+    shape[0], shape[1] = a.rows, width
+    values = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_FLOAT32, 0)
+    ids = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_INT64, 0)
+    a.width, a.values, a.ids = width, whole(values), whole(ids)
+    if a.rows != 1:
+        status = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
+        entries = <int64_t *>cnp.PyArray_DATA(<cnp.ndarray>status)
+    a.status.ptr, a.status.bytes = entries, a.rows * sizeof(int64_t)
     run(OP_top_k, a, a.cols)
-    entries = <int64_t *>a.status.ptr
     for i in range(a.rows):
         if entries[i] < 0:
-            return values, ids, status, -1
+            return values, ids, -1
         widest = max(widest, entries[i])
-    return values, ids, status, widest
+    return values, ids, widest
 
 
 # ---- sample ----
@@ -424,93 +359,6 @@ cdef int fill_steps(int64_t *steps, object preset) except -1:
     return 0
 
 
-cdef object id_array(object ids, str name):
-    array = as_array(ids, name)
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    return array
-
-
-cdef object checked_ids(object ids, str name, int64_t vocab, bint padded):
-    """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
-    array = id_array(ids, name)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
-    bad = (array < (-1 if padded else 0)) | (array >= vocab)
-    if bad.any():
-        at = int(np.argmax(bad))
-        raise ValueError(f"{name}[{at}] is {array[at]}, not an id in 0..{vocab - 1}")
-    array = array.astype(np.int64)
-    return array[array >= 0] if padded else array
-
-
-# A ragged list, a padded 2-D array, or for single rows a flat one: as (ids, offsets), all int64.
-cdef tuple ragged_ids(object ids, str name, rows_t *r):
-    if isinstance(ids, (list, tuple)) and not (r.single and not any(isinstance(row, (list, tuple)) or
-                                                                    getattr(row, "ndim", 0) for row in ids)):
-        lists, padded = list(ids), False
-    else:
-        array = id_array(ids, name)
-        padded = array.ndim == 2
-        if array.ndim == 1 and not r.single:
-            raise ValueError(f"{name} must have one list a row for {r.rows} rows, got shape {array.shape}")
-        if array.ndim > 2:
-            raise ValueError(f"{name} must be a list a row or a padded 2-D array, got shape {array.shape}")
-        lists = list(array) if padded else [array]
-    if len(lists) != r.rows:
-        raise ValueError(f"{name} must have one list a row: {r.rows} rows, got {len(lists)}")
-    lists = [checked_ids(row, name if r.single and not padded else f"{name}[{i}]", r.cols, padded)
-             for i, row in enumerate(lists)]
-    offsets = np.zeros(r.rows + 1, np.int64)
-    np.cumsum([len(row) for row in lists], out=offsets[1:])
-    return np.concatenate(lists) if lists else np.empty(0, np.int64), offsets
-
-
-cdef tuple sparse_bias(object bias, rows_t *r):
-    """{id: value} for all rows, or one a row: (ids, values, offsets)."""
-    dicts = [bias] * r.rows if isinstance(bias, Mapping) else list(bias)
-    if len(dicts) != r.rows:
-        raise ValueError(f"bias must have one dict a row: {r.rows} rows, got {len(dicts)}")
-    ids, values, offsets = [], [], np.zeros(r.rows + 1, np.int64)
-    for i, row in enumerate(dicts):
-        if row is not None and not isinstance(row, Mapping):
-            raise TypeError(f"bias[{i}] must be a dict or None, got {row!r}")
-        for id_, value in (row or {}).items():
-            at = integer(id_, f"bias[{i}]: id", 0, r.cols - 1)
-            ids.append(at)
-            values.append(number(value, f"bias[{i}][{at}]", -INFINITY, FLT_MAX))
-        offsets[i + 1] = len(ids)
-    with np.errstate(over="ignore"):  # below float32 is -inf
-        return np.array(ids, np.int64), np.array(values, np.float32), offsets
-
-
-cdef object dense_bias(object bias, rows_t *r):
-    array = as_array(bias, "bias")
-    if array.dtype.kind != "f":
-        raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
-    if array.shape not in ((r.cols,), (r.rows, r.cols)):
-        raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
-    bad = ~(array <= FLT_MAX)
-    if bad.any():
-        at = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(f"bias{list(at)} is {array[at]}; it must be a number or -inf")
-    return array
-
-
-cdef object mask_array(object mask, rows_t *r):
-    array = as_array(mask, "mask")
-    if array.dtype not in (np.bool_, np.int32, np.uint32):
-        raise TypeError(f"mask must be bool, or int32 or uint32 words, got {array.dtype}")
-    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[0] != r.rows):
-        raise ValueError(f"mask must have shape (V,) or ({r.rows}, V), or words (V/32,) or ({r.rows}, V/32), "
-                         f"got {array.shape}")
-    return np.ascontiguousarray(array)
-
-
 # Which noise each row uses: seed, key and step, or u.
 cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object keys, object u, object rng) except -1:
     cdef int64_t size = sizeof(sample_params), i
@@ -520,7 +368,7 @@ cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object
     if u is not None:
         if step is not None or keys is not None:
             raise ValueError("step and keys go with seed or rng, not with u")
-        return fill_doubles(&p.u, size, r.rows, u, "u", 0.0, BELOW_ONE)
+        return fill_doubles(&p.u, size, r.rows, u, "u", 0.0, 1.0 - 2.0 ** -53)
     if rng is not None:
         if step is not None:
             raise ValueError("step comes from rng; give one of them")
@@ -612,11 +460,6 @@ cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output
         a.mask_width = words.shape[words.ndim - 1] * (1 if is_bool else 32)
         a.mask_stride = words.strides[0] if words.ndim == 2 else 0
     return kept
-
-
-cdef bint is_sparse(object bias):
-    return isinstance(bias, Mapping) or (isinstance(bias, (list, tuple))
-                                         and any(row is None or isinstance(row, Mapping) for row in bias))
 
 
 def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, min_keep=1, repetition_penalty=1.0,

@@ -1,0 +1,21 @@
+# What calls of sample are told besides logits, checked.
+from libc.stdint cimport int64_t, uint64_t
+
+from lanewise._arrays cimport rows_t
+
+
+cdef double number(object value, str name, double low, double high) except? -1
+cdef uint64_t integer(object value, str name, int64_t low, uint64_t high) except? 0xdead
+cdef bint is_scalar(object value)
+cdef list per_row(object value, str name, int64_t rows)
+
+# Write a value, or a row's own, to a double or 64-bit integer that recurs every `step` bytes.
+cdef int fill_doubles(void *to, int64_t step, int64_t rows, object value, str name, double low, double high) except -1
+cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str name, int64_t low,
+                       uint64_t high) except -1
+
+cdef tuple ragged_ids(object ids, str name, rows_t *r)    # (ids, offsets), int64
+cdef bint is_sparse(object bias)
+cdef tuple sparse_bias(object bias, rows_t *r)            # (ids, float32 values, offsets)
+cdef object dense_bias(object bias, rows_t *r)            # float32, (V,) or (B, V)
+cdef object mask_array(object mask, rows_t *r)            # bool or 32-bit words, (n,) or (B, n)

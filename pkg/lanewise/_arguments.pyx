@@ -1,0 +1,194 @@
+# cython: language_level=3, freethreading_compatible=True
+"""What calls of sample are told besides logits, checked: numbers, one for all rows or one a row; ids, biases, masks.
+
+Errors name the argument, the row and the value.
+"""
+from cpython.float cimport PyFloat_Check
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
+from libc.float cimport FLT_MAX
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t, uint64_t
+
+import operator
+from collections.abc import Mapping
+
+import numpy as np
+
+from lanewise._arrays cimport as_array, rows_t
+
+cdef double BELOW_ONE = 1.0 - 2.0 ** -53
+
+
+# ---- numbers ----
+
+
+cdef double number(object value, str name, double low, double high) except? -1:
+    cdef double v
+    try:
+        v = value
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not low <= v <= high:
+        if low == -INFINITY and high == INFINITY:
+            raise ValueError(f"{name} must not be NaN")
+        below = "1)" if high == BELOW_ONE else f"{high:g}]"
+        raise ValueError(f"{name} must be in [{low:g}, {below}, got {value}")
+    return v
+
+
+# An integer in low .. high as its 64 bits. high is for unsigned ones, where low is 0.
+cdef uint64_t integer(object value, str name, int64_t low, uint64_t high) except? 0xdead:
+    cdef int64_t signed
+    cdef int overflow = 0
+    if not PyLong_Check(value):
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    signed = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow > 0 and value <= high:
+        return value
+    if overflow or signed < low or (signed >= 0 and <uint64_t>signed > high):
+        raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+    return <uint64_t>signed
+
+
+cdef bint is_scalar(object value):
+    return PyFloat_Check(value) or PyLong_Check(value) or isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0
+
+
+cdef list per_row(object value, str name, int64_t rows):
+    cdef list values
+    if isinstance(value, (list, tuple)):
+        values = list(value)
+    else:
+        array = None if value is None else as_array(value, name)
+        if array is None or array.ndim != 1 or array.dtype.kind not in "biuf":
+            raise TypeError(f"{name} must be a number or one a row, got {value!r}")
+        values = array.tolist()
+    if len(values) != rows:
+        raise ValueError(f"{name} must be one value or one a row: {rows} rows, got {len(values)} values")
+    return values
+
+
+# Writes value to a double that recurs every `step` bytes, rows times.
+cdef int fill_doubles(void *to, int64_t step, int64_t rows, object value, str name, double low, double high) except -1:
+    cdef int64_t i
+    cdef double v
+    if is_scalar(value):
+        v = number(value, name, low, high)
+        for i in range(rows):
+            (<double *>(<char *>to + i * step))[0] = v
+    else:
+        for i, item in enumerate(per_row(value, name, rows)):
+            (<double *>(<char *>to + i * step))[0] = number(item, f"{name}[{i}]", low, high)
+    return 0
+
+
+cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str name, int64_t low,
+                       uint64_t high) except -1:
+    cdef int64_t i
+    cdef uint64_t v
+    if is_scalar(value):
+        v = integer(value, name, low, high)
+        for i in range(rows):
+            (<uint64_t *>(<char *>to + i * step))[0] = v
+    else:
+        for i, item in enumerate(per_row(value, name, rows)):
+            (<uint64_t *>(<char *>to + i * step))[0] = integer(item, f"{name}[{i}]", low, high)
+    return 0
+
+
+# ---- ids, biases, masks ----
+
+
+cdef object id_array(object ids, str name):
+    array = as_array(ids, name)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    return array
+
+
+cdef object checked_ids(object ids, str name, int64_t vocab, bint padded):
+    """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
+    array = id_array(ids, name)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    bad = (array < (-1 if padded else 0)) | (array >= vocab)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise ValueError(f"{name}[{at}] is {array[at]}, not an id in 0..{vocab - 1}")
+    array = array.astype(np.int64)
+    return array[array >= 0] if padded else array
+
+
+# A ragged list, a padded 2-D array, or for single rows a flat one: as (ids, offsets), all int64.
+cdef tuple ragged_ids(object ids, str name, rows_t *r):
+    if isinstance(ids, (list, tuple)) and not (r.single and not any(isinstance(row, (list, tuple)) or
+                                                                    getattr(row, "ndim", 0) for row in ids)):
+        lists, padded = list(ids), False
+    else:
+        array = id_array(ids, name)
+        padded = array.ndim == 2
+        if array.ndim == 1 and not r.single:
+            raise ValueError(f"{name} must have one list a row for {r.rows} rows, got shape {array.shape}")
+        if array.ndim > 2:
+            raise ValueError(f"{name} must be a list a row or a padded 2-D array, got shape {array.shape}")
+        lists = list(array) if padded else [array]
+    if len(lists) != r.rows:
+        raise ValueError(f"{name} must have one list a row: {r.rows} rows, got {len(lists)}")
+    lists = [checked_ids(row, name if r.single and not padded else f"{name}[{i}]", r.cols, padded)
+             for i, row in enumerate(lists)]
+    offsets = np.zeros(r.rows + 1, np.int64)
+    np.cumsum([len(row) for row in lists], out=offsets[1:])
+    return np.concatenate(lists) if lists else np.empty(0, np.int64), offsets
+
+
+cdef tuple sparse_bias(object bias, rows_t *r):
+    """{id: value} for all rows, or one a row: (ids, values, offsets)."""
+    dicts = [bias] * r.rows if isinstance(bias, Mapping) else list(bias)
+    if len(dicts) != r.rows:
+        raise ValueError(f"bias must have one dict a row: {r.rows} rows, got {len(dicts)}")
+    ids, values, offsets = [], [], np.zeros(r.rows + 1, np.int64)
+    for i, row in enumerate(dicts):
+        if row is not None and not isinstance(row, Mapping):
+            raise TypeError(f"bias[{i}] must be a dict or None, got {row!r}")
+        for id_, value in (row or {}).items():
+            at = integer(id_, f"bias[{i}]: id", 0, r.cols - 1)
+            ids.append(at)
+            values.append(number(value, f"bias[{i}][{at}]", -INFINITY, FLT_MAX))
+        offsets[i + 1] = len(ids)
+    with np.errstate(over="ignore"):  # below float32 is -inf
+        return np.array(ids, np.int64), np.array(values, np.float32), offsets
+
+
+cdef object dense_bias(object bias, rows_t *r):
+    array = as_array(bias, "bias")
+    if array.dtype.kind != "f":
+        raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, np.float32)
+    if array.shape not in ((r.cols,), (r.rows, r.cols)):
+        raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
+    bad = ~(array <= FLT_MAX)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"bias{list(at)} is {array[at]}; it must be a number or -inf")
+    return array
+
+
+cdef object mask_array(object mask, rows_t *r):
+    array = as_array(mask, "mask")
+    if array.dtype not in (np.bool_, np.int32, np.uint32):
+        raise TypeError(f"mask must be bool, or int32 or uint32 words, got {array.dtype}")
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[0] != r.rows):
+        raise ValueError(f"mask must have shape (V,) or ({r.rows}, V), or words (V/32,) or ({r.rows}, V/32), "
+                         f"got {array.shape}")
+    return np.ascontiguousarray(array)
+
+
+cdef bint is_sparse(object bias):
+    return isinstance(bias, Mapping) or (isinstance(bias, (list, tuple))
+                                         and any(row is None or isinstance(row, Mapping) for row in bias))
