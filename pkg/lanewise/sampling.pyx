@@ -86,6 +86,8 @@ cdef double number(object value, str name, double low, double high) except? -1:
         v = value
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r}") from None
+    except OverflowError:
+        v = INFINITY if value > 0 else -INFINITY
     if not low <= v <= high:
         if low == -INFINITY and high == INFINITY:
             raise ValueError(f"{name} must not be NaN")
@@ -212,6 +214,8 @@ cdef object map_axis(int op, object x, object temperature, object axis, object o
         raise ValueError(f"axis must be in [{-x.ndim}, {x.ndim - 1}] for logits of shape {x.shape}, got {at}")
     if x.ndim != 2 and not is_scalar(temperature):
         raise ValueError(f"temperature must be one value for logits of shape {x.shape}")
+    if x.shape[at] == 0:
+        raise ValueError(f"logits must have at least one element along axis {at}, got shape {x.shape}")
     moved = np.moveaxis(x, at, -1)
     rows = moved.reshape(-1, moved.shape[-1]) if x.ndim != 1 else moved
     y = map_rows(op, rows, temperature, -1, None, low)
@@ -439,7 +443,7 @@ cdef object id_array(object ids, str name):
 
 cdef object checked_ids(object ids, str name, int64_t vocab, bint padded):
     """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
-    array = id_array(ids, name)
+    array = id_array(ids, name).copy()  # what is checked is what is used, whoever writes to `ids` meanwhile
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     bad = (array < (-1 if padded else 0)) | (array >= vocab)
@@ -495,7 +499,7 @@ cdef object dense_bias(object bias, rows_t *r):
     if array.dtype.kind != "f":
         raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
     with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
+        array = np.require(array, np.float32, ["C", "A"])
     if array.shape not in ((r.cols,), (r.rows, r.cols)):
         raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
     bad = ~(array <= FLT_MAX)
@@ -512,7 +516,7 @@ cdef object mask_array(object mask, rows_t *r):
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[0] != r.rows):
         raise ValueError(f"mask must have shape (V,) or ({r.rows}, V), or words (V/32,) or ({r.rows}, V/32), "
                          f"got {array.shape}")
-    return np.ascontiguousarray(array)
+    return np.require(array, requirements=["C", "A"])
 
 
 # Which noise each row uses: seed, key and step, or u.
@@ -620,7 +624,7 @@ cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output
 
 cdef bint is_sparse(object bias):
     return isinstance(bias, Mapping) or (isinstance(bias, (list, tuple))
-                                         and any(row is None or isinstance(row, Mapping) for row in bias))
+                                         and (not bias or any(row is None or isinstance(row, Mapping) for row in bias)))
 
 
 def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, min_keep=1, repetition_penalty=1.0,
@@ -656,8 +660,8 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     if r.cols > SAMPLE_MAX_VOCAB:
         raise ValueError(f"sample takes up to {SAMPLE_MAX_VOCAB} ids, got {r.cols}")
     if r.rows != 1:
-        rows_params = bytearray(r.rows * sizeof(sample_params))
-        p = <sample_params *><char *>rows_params
+        rows_params = np.empty((r.rows, sizeof(sample_params)), np.uint8)  # NumPy sees when that is too much
+        p = <sample_params *>cnp.PyArray_DATA(rows_params)
     if params is not None:
         (temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty,
          presence_penalty) = from_params(params, [temperature, top_k, top_p, min_p, min_keep, repetition_penalty,

@@ -1,0 +1,87 @@
+"""Calls that once crashed, gave another answer than the reference, or named nothing in their error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import lanewise
+from lanewise import _arrays, reference
+
+ROW = np.arange(10, dtype=np.float32)
+
+
+def unaligned(x: np.ndarray) -> np.ndarray:
+    memory = np.zeros(x.nbytes + 1, np.uint8)
+    memory[1:] = np.frombuffer(x.tobytes(), np.uint8)
+    return memory[1:].view(x.dtype).reshape(x.shape)
+
+
+@pytest.mark.parametrize("name", ["prompt_ids", "output_ids"])
+def test_what_a_masked_array_hides_is_checked_too(name: str) -> None:
+    hidden = np.ma.array([1, 10**12], mask=[False, True])
+    kw: dict[str, Any] = {name: hidden, "repetition_penalty": 2.0}
+    with pytest.raises(ValueError, match=rf"{name}\[1\] is 1000000000000, not an id in 0..9"):
+        lanewise.sample(ROW, **kw)
+
+
+def test_more_rows_than_memory_has_parameters_for() -> None:
+    rows = np.broadcast_to(np.zeros(2, np.float32), (2**59, 2))  # 96 bytes of parameters a row: 0 modulo 2**64
+    with pytest.raises((MemoryError, ValueError)):
+        lanewise.sample(rows)
+
+
+def test_min_p_rounds_down_past_zero(isa: str) -> None:
+    row = np.float32([0, -1e-45])
+    how: dict[str, Any] = {"temperature": 1e-30, "min_p": 1 - 2.0**-53}  # a bound of -1.1e-46
+    _, kept, _ = reference.sample(row, **how, u=0.5)
+    _, support = lanewise.sample(row, **how, u=0.5, return_support=True)
+    assert support.ids.tolist() == kept.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kw", "message"),
+    [
+        ({"temperature": 10**400}, "temperature must be in .* got 10000"),
+        ({"temperature": -(10**400)}, "temperature must be in .* got -10000"),
+        ({"bias": {3: 10**400}}, r"bias\[0\]\[3\] must be in .* got 10000"),
+        ({"min_p": [10**400]}, r"min_p\[0\] must be in .* got 10000"),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_integers_beyond_float64_are_out_of_range(kw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lanewise.sample(ROW, **kw)
+
+
+def test_integers_beyond_float64_switch_top_p_off() -> None:
+    assert lanewise.sample(ROW, top_p=10**400, seed=1, step=0) == lanewise.sample(ROW, seed=1, step=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, _arrays.BFLOAT16], ids=str)
+def test_odd_addresses_are_copied(dtype: Any) -> None:
+    row = ROW.astype(ml_dtypes.bfloat16 if dtype is _arrays.BFLOAT16 else dtype).view(dtype)
+    odd = unaligned(row)
+    assert odd.ctypes.data % 2 == 1 and not odd.flags.aligned
+    assert lanewise.softmax(odd).tobytes() == lanewise.softmax(row).tobytes()
+
+
+def test_odd_addresses_of_masks_and_biases_are_copied() -> None:
+    kw: dict[str, Any] = {"seed": 1, "step": 0, "return_support": True}
+    words, bias = np.array([0b1111100111], np.uint32), np.linspace(0, 1, 10, dtype=np.float32)
+    want = lanewise.sample(ROW, mask=words, bias=bias, **kw)
+    got = lanewise.sample(ROW, mask=unaligned(words), bias=unaligned(bias), **kw)
+    assert got[0] == want[0] and got[1].logprobs.tobytes() == want[1].logprobs.tobytes()
+
+
+def test_an_empty_batch_takes_an_empty_list_of_biases() -> None:
+    assert lanewise.sample(np.empty((0, 5), np.float32), bias=[]).shape == (0,)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3, 0), -1), ((0, 3), 0)])
+def test_an_axis_of_nothing_is_named(shape: tuple[int, ...], axis: int) -> None:
+    with pytest.raises(ValueError, match=r"logits must have at least one element along axis -?\d, got shape"):
+        lanewise.softmax(np.zeros(shape, np.float32), axis=axis)
