@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise
-from lanewise import _arrays, reference
+from lanewise import _arrays, reference, sampling
 
 ROW = np.arange(10, dtype=np.float32)
 
@@ -85,3 +86,35 @@ def test_an_empty_batch_takes_an_empty_list_of_biases() -> None:
 def test_an_axis_of_nothing_is_named(shape: tuple[int, ...], axis: int) -> None:
     with pytest.raises(ValueError, match=r"logits must have at least one element along axis -?\d, got shape"):
         lanewise.softmax(np.zeros(shape, np.float32), axis=axis)
+
+
+BLOCKS = 16
+FEW_ROWS = {
+    "realistic": lambda rng, n: 3 * rng.standard_normal(n),
+    "tied": lambda rng, n: np.round(rng.standard_normal(n)),
+    "equal": lambda rng, n: np.full(n, -3.25),
+    "five": lambda rng, n: np.where(np.arange(n) % 200 == 7, np.arange(n) / 300, -np.inf),
+}
+
+
+@pytest.mark.parametrize("kind", FEW_ROWS)
+def test_what_follows_top_k_at_every_boundary(kind: str, isa: str) -> None:
+    """top-k at, below and above the number of blocks, and min_keep above and below both."""
+    rng, n = np.random.default_rng(3), 64 * BLOCKS - 5
+    row = FEW_ROWS[kind](rng, n).astype(np.float32)
+    orders = list(reference.PRESETS)
+    for top_k, min_keep, top_p, min_p in product(
+        (1, 3, BLOCKS - 1, BLOCKS, BLOCKS + 1), (0, 1, 5, BLOCKS, BLOCKS + 1), (1.0, 0.4, 1e-12), (0.0, 0.3, 1.0)
+    ):
+        how: dict[str, Any] = {"top_k": top_k, "min_keep": min_keep, "top_p": top_p, "min_p": min_p}
+        how |= {"preset": orders[rng.integers(4)], "temperature": rng.choice([1e-30, 0.7, 1.0, 2.5, 1e30])}
+        how |= {"seed": int(rng.integers(2**63)), "step": 1}
+        token, kept, logprobs = reference.sample(row, **how)
+        for exact in (False, True):
+            sampling.set_force_exact(exact)
+            try:
+                got, support = lanewise.sample(row, **how, return_support=True)
+            finally:
+                sampling.set_force_exact(False)
+            assert (got, support.ids.tolist()) == (token, kept.tolist()), how
+            assert support.logprobs.tobytes() == logprobs.tobytes(), how
