@@ -43,6 +43,12 @@ def test_min_p_rounds_down_past_zero(isa: str) -> None:
     assert support.ids.tolist() == kept.tolist() == [0, 1]
 
 
+def test_min_p_below_the_normal_numbers_counts_as_their_least(isa: str) -> None:
+    row = np.float32([0, -708.3, -708.6, -709.5])  # log(2.2e-308) is -708.396
+    _, support = lanewise.sample(row, min_p=5e-324, u=0.5, return_support=True)
+    assert support.ids.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("kw", "message"),
     [
