@@ -43,6 +43,13 @@ def test_min_p_rounds_down_past_zero(isa: str) -> None:
     assert support.ids.tolist() == kept.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_min_p_of_one_keeps_the_largest_alone(isa: str, top_k: int) -> None:
+    row = np.tile(np.float32([-1, np.nextafter(np.float32(1), 0), 1]), 50)
+    _, support = lanewise.sample(row, min_p=1.0, top_k=top_k, u=0.5, return_support=True)
+    assert support.ids.tolist() == [2 + 3 * i for i in range(top_k or 50)]
+
+
 def test_min_p_below_the_normal_numbers_counts_as_their_least(isa: str) -> None:
     row = np.float32([0, -708.3, -708.6, -709.5])  # log(2.2e-308) is -708.396
     _, support = lanewise.sample(row, min_p=5e-324, u=0.5, return_support=True)
