@@ -101,6 +101,15 @@ def test_an_axis_of_nothing_is_named(shape: tuple[int, ...], axis: int) -> None:
         lanewise.softmax(np.zeros(shape, np.float32), axis=axis)
 
 
+@pytest.mark.parametrize("n", [200, 3 * 4096])
+def test_noise_decides_where_temperature_drowns_it(isa: str, n: int) -> None:
+    """At T = 1e-20 the sums of z / T and noise round to one float64; what was rounded off decides, in any node."""
+    row = (np.arange(n) % 3 == 0).astype(np.float32)
+    for step in range(12):
+        how: dict[str, Any] = {"temperature": 1e-20, "seed": 5, "step": step}
+        assert lanewise.sample(row, **how) == reference.sample(row, **how)[0]
+
+
 BLOCKS = 16
 FEW_ROWS = {
     "realistic": lambda rng, n: 3 * rng.standard_normal(n),

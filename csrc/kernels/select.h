@@ -20,7 +20,8 @@ INLINE float key_value(uint32_t key) {
 INLINE vu order_keys(vf x) {
   vu u = v_bits(v_add(x, v_set1(0.0f)));
   vm negative = v_gt(v_set1(0.0f), x);
-  vf flipped = v_of_bits(u_add(u_xor(u, u_set1(0xffffffffu)), u_set1(1))), raised = v_of_bits(u_xor(u, u_set1(0x80000000u)));
+  vf flipped = v_of_bits(u_add(u_xor(u, u_set1(0xffffffffu)), u_set1(1)));
+  vf raised = v_of_bits(u_xor(u, u_set1(0x80000000u)));
   return v_bits(v_select(negative, flipped, raised));
 }
 
