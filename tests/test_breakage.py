@@ -101,6 +101,12 @@ def test_an_axis_of_nothing_is_named(shape: tuple[int, ...], axis: int) -> None:
         lanewise.softmax(np.zeros(shape, np.float32), axis=axis)
 
 
+def test_the_least_temperature_is_not_greedy(isa: str) -> None:
+    row = np.float32([1, 3, 3])
+    assert lanewise.softmax(row, temperature=1e-30).tolist() == [0, 0.5, 0.5]
+    assert lanewise.softmax(row, temperature=np.nextafter(1e-30, 0)).tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize("n", [200, 3 * 4096])
 def test_noise_decides_where_temperature_drowns_it(isa: str, n: int) -> None:
     """At T = 1e-20 the sums of z / T and noise round to one float64; what was rounded off decides, in any node."""
