@@ -101,6 +101,16 @@ def test_an_axis_of_nothing_is_named(shape: tuple[int, ...], axis: int) -> None:
         lanewise.softmax(np.zeros(shape, np.float32), axis=axis)
 
 
+def test_penalties_round_one_after_another(isa: str) -> None:
+    row = np.random.default_rng(1).standard_normal(200).astype(np.float32)
+    frequency, presence = np.float32(0.1), np.float32(0.3)
+    assert ((row - frequency) - presence != row - (frequency + presence)).any()
+    how: dict[str, Any] = {"frequency_penalty": 0.1, "presence_penalty": 0.3, "output_ids": list(range(200)), "u": 0.5}
+    _, support = lanewise.sample(row, **how, return_support=True)
+    _, kept, logprobs = reference.sample(row, **how)
+    assert support.ids.tolist() == kept.tolist() and support.logprobs.tobytes() == logprobs.tobytes()
+
+
 def test_the_least_temperature_is_not_greedy(isa: str) -> None:
     row = np.float32([1, 3, 3])
     assert lanewise.softmax(row, temperature=1e-30).tolist() == [0, 0.5, 0.5]
