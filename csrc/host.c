@@ -138,41 +138,35 @@ void lanewise_cpu_signature(uint64_t out[4]) {
 
 /* A host may have set flush-to-zero or another rounding; results must not depend on it, nor may it see our flags. */
 #if X86
-typedef unsigned fp_state;
-static fp_state enter_fp(void) {
-  fp_state saved = _mm_getcsr();
+lanewise_fp lanewise_enter_fp(void) {
+  lanewise_fp saved = {_mm_getcsr()};
   _mm_setcsr(0x1f80); /* round to nearest, all exceptions masked, subnormals kept */
   return saved;
 }
-static void leave_fp(fp_state saved) { _mm_setcsr(saved); }
+void lanewise_leave_fp(lanewise_fp saved) { _mm_setcsr(saved.mxcsr); }
 #elif ARM
-typedef struct {
-  uint64_t fpcr, fpsr;
-} fp_state;
-static fp_state enter_fp(void) {
-  fp_state saved;
+lanewise_fp lanewise_enter_fp(void) {
+  lanewise_fp saved;
   __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr\n\tmsr fpcr, xzr" : "=r"(saved.fpcr), "=r"(saved.fpsr));
   return saved;
 }
-static void leave_fp(fp_state saved) {
+void lanewise_leave_fp(lanewise_fp saved) {
   __asm__ volatile("msr fpsr, %1\n\tmsr fpcr, %0" : : "r"(saved.fpcr), "r"(saved.fpsr));
 }
 #else
-#include <fenv.h>
-typedef fenv_t fp_state;
-static fp_state enter_fp(void) {
-  fp_state saved;
-  fegetenv(&saved);
+lanewise_fp lanewise_enter_fp(void) {
+  lanewise_fp saved;
+  fegetenv(&saved.environment);
   fesetenv(FE_DFL_ENV);
   return saved;
 }
-static void leave_fp(fp_state saved) { fesetenv(&saved); }
+void lanewise_leave_fp(lanewise_fp saved) { fesetenv(&saved.environment); }
 #endif
 
 void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch) {
-  fp_state saved = enter_fp();
+  lanewise_fp saved = lanewise_enter_fp();
   kernel(args, scratch);
-  leave_fp(saved);
+  lanewise_leave_fp(saved);
 }
 
 static int64_t nanoseconds(void) {

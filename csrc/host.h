@@ -28,6 +28,24 @@ int lanewise_machine_allows(const char *isa);
 /* Names this CPU as kernels see it: equal numbers, equal answers of lanewise_machine_allows. */
 void lanewise_cpu_signature(uint64_t out[4]);
 
+/* The floating-point environment: the default one from enter to leave, then the caller's, flags included. */
+#if defined __x86_64__ || defined _M_X64
+typedef struct {
+  unsigned mxcsr;
+} lanewise_fp;
+#elif defined __aarch64__
+typedef struct {
+  uint64_t fpcr, fpsr;
+} lanewise_fp;
+#else
+#include <fenv.h>
+typedef struct {
+  fenv_t environment;
+} lanewise_fp;
+#endif
+lanewise_fp lanewise_enter_fp(void);
+void lanewise_leave_fp(lanewise_fp saved);
+
 /* Runs a kernel in the default floating-point environment and restores the caller's. */
 void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch);
 

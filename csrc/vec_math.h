@@ -93,7 +93,7 @@ INLINE vf v_exp(vf x) {
   return v_keep(v_ge(x, v_set1(-87.33f)), scaled);
 }
 
-/* ---- float64 ---- */
+/* ---- float64: names end in _1, for one number ---- */
 
 INLINE uint64_t double_bits(double d) {
   uint64_t u;

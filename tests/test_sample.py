@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import ctypes.util
 import json
 import pickle
 import threading
@@ -377,3 +379,26 @@ def test_the_largest_vocabulary() -> None:
     assert 0 <= lanewise.sample(row, seed=1, step=0) < 1 << 20
     with pytest.raises(ValueError, match="sample takes up to 1048576 ids"):
         lanewise.sample(np.zeros((1 << 20) + 1, np.float32))
+
+
+def test_the_callers_rounding_mode_has_no_say(isa: str) -> None:
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    upward = {"x86_64": 0x800, "aarch64": 0x400000}.get(_ops.MACHINE)
+    if upward is None:
+        pytest.skip("FE_UPWARD of this machine is not known here")
+    wide = LOGITS.astype(np.float64) * np.pi
+
+    def run() -> list[bytes]:
+        _, support = lanewise.sample(
+            wide, temperature=0.7, top_p=0.9, bias={3: 0.1}, seed=1, step=0, return_support=True
+        )
+        maps = (lanewise.softmax(wide), lanewise.log_softmax(LOGITS, temperature=0.3), lanewise.scale(wide, 0.7))
+        return [support.ids.tobytes(), support.logprobs.tobytes(), *(a.tobytes() for a in maps)]
+
+    want = run()
+    assert libm.fesetround(upward) == 0
+    try:
+        got, mode = run(), libm.fegetround()
+    finally:
+        libm.fesetround(0)
+    assert got == want and mode == upward

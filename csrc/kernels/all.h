@@ -1,4 +1,6 @@
 /* Every kernel, in the order they build on one another. */
+#include "rows.h"
+
 #include "softmax.h"
 
 #include "select.h"

@@ -1,15 +1,5 @@
 /* The words of the arithmetic as kernels, so that Python can walk every value of them on every ISA. */
 
-#define MAP(name, in_type, out_type, expr)                    \
-  static void name(const struct row_args *a, void *scratch) { \
-    (void)scratch;                                            \
-    const in_type *x = a->x.ptr;                              \
-    out_type *out = a->out.ptr;                               \
-    for (int64_t i = 0; i < a->cols; i++) {                   \
-      out[i] = (expr);                                        \
-    }                                                         \
-  }
-
 static void exp32(const struct row_args *a, void *scratch) {
   (void)scratch;
   const float *x = a->x.ptr;
@@ -20,7 +10,14 @@ static void exp32(const struct row_args *a, void *scratch) {
   }
 }
 
-MAP(log64, double, double, log64_1(x[i]))
+static void log64(const struct row_args *a, void *scratch) {
+  (void)scratch;
+  const double *x = a->x.ptr;
+  double *out = a->out.ptr;
+  for (int64_t i = 0; i < a->cols; i++) {
+    out[i] = log64_1(x[i]);
+  }
+}
 
 INLINE void widen_row(const struct row_args *a, void *scratch, int dtype) {
   (void)scratch;

@@ -14,7 +14,7 @@ static void pick_few(struct few *f, const float *z, size_t n, const float *maxim
   memcpy(f->list.value + f->list.count, equal.value, equal.count * sizeof *equal.value);
   memcpy(f->list.id + f->list.count, equal.id, equal.count * sizeof *equal.id);
   f->list.count += equal.count;
-  while (f->list.value[f->list.count - 1] == -INFINITY) {
+  while (f->list.count > 1 && f->list.value[f->list.count - 1] == -INFINITY) {
     f->list.count--;
   }
   f->max = f->list.value[0];

@@ -6,7 +6,7 @@
    Children never have a smaller a and log is monotone, so z_max / T + noise of a node bounds all below it. Every E
    and position is a function of (seed, key, step, node) alone, whatever the vocabulary, the logits or the order. */
 
-enum { FANOUT = 64, SUPERBLOCK = FANOUT * FANOUT, MAX_SUPERBLOCKS = SAMPLE_MAX_VOCAB / SUPERBLOCK };
+enum { FANOUT = BLOCK, SUPERBLOCK = FANOUT * FANOUT, MAX_SUPERBLOCKS = SAMPLE_MAX_VOCAB / SUPERBLOCK };
 
 /* What a domain's 64 random bits are for; a root's bits are items 2s (E) and 2s + 1 (position). */
 enum { DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION };

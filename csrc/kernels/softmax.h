@@ -22,28 +22,6 @@ INLINE float inverse_temperature(const struct row_args *a, int64_t row, int *gre
   return (float)(1.0 / (t > 1e30 ? 1e30 : t));
 }
 
-INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_nan) {
-  const float lowest = -INFINITY;
-  vf acc[4] = {v_set1(lowest), v_set1(lowest), v_set1(lowest), v_set1(lowest)}, v[4];
-  vm nan = m_of_bits(0);
-  for (; i + 64 <= end; i += 64) {
-    for (size_t j = 0; j < 4; j++) {
-      v[j] = row_load(x, i + LANES * j, dtype);
-      acc[j] = v_max(v[j], acc[j]);
-    }
-    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
-  }
-  if (i < end) {
-    row_load64(v, x, i, end, dtype, lowest);
-    for (size_t j = 0; j < 4; j++) {
-      acc[j] = v_max(v[j], acc[j]);
-    }
-    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
-  }
-  *has_nan |= m_bits(nan) != 0;
-  return max_across64(acc);
-}
-
 /* Sum of exp((x - reference) * inverse) over x[i..end); stores the terms unless out is NULL. */
 INLINE float block_exp_sum(const void *x, size_t i, size_t end, int dtype, float reference, float inverse, float *out) {
   vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, v[4];
@@ -92,23 +70,6 @@ INLINE struct row_sum sum_row(const void *x, size_t n, int dtype, float inverse,
     row.total += (double)blocks[b].sum * block_factor(blocks[b].reference, row.max, inverse);
   }
   return row;
-}
-
-INLINE void fill(float *out, size_t n, float value) {
-  for (size_t i = 0; i < n; i += LANES) {
-    store_upto(out, i, n, v_set1(value));
-  }
-}
-
-INLINE size_t first_equal(const void *x, size_t n, int dtype, float value) {
-  for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
-    unsigned hit = m_bits(v_eq(v, v_set1(value)));
-    if (hit) {
-      return i + (size_t)__builtin_ctz(hit);
-    }
-  }
-  return n;
 }
 
 /* The limit of T to 0: all mass on the first maximum. */

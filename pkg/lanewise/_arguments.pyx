@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lanewise._arrays cimport as_array, rows_t
+from lanewise._ops cimport to_float32
 
 cdef double BELOW_ONE = 1.0 - 2.0 ** -53
 
@@ -162,16 +163,14 @@ cdef tuple sparse_bias(object bias, rows_t *r):
             ids.append(at)
             values.append(number(value, f"bias[{i}][{at}]", -INFINITY, FLT_MAX))
         offsets[i + 1] = len(ids)
-    with np.errstate(over="ignore"):  # below float32 is -inf
-        return np.array(ids, np.int64), np.array(values, np.float32), offsets
+    return np.array(ids, np.int64), to_float32(values), offsets
 
 
 cdef object dense_bias(object bias, rows_t *r):
     array = as_array(bias, "bias")
     if array.dtype.kind != "f":
         raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
-    with np.errstate(over="ignore"):
-        array = np.require(array, np.float32, ["C", "A"])
+    array = np.require(to_float32(array), requirements=["C", "A"])
     if array.shape not in ((r.cols,), (r.rows, r.cols)):
         raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
     bad = ~(array <= FLT_MAX)

@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint64_t
 
 import numpy as np
 
-from lanewise._ops cimport DTYPE_BF16, DTYPE_F16, DTYPE_F32
+from lanewise._ops cimport DTYPE_BF16, DTYPE_F16, DTYPE_F32, to_float32
 
 cnp.import_array()
 
@@ -124,9 +124,10 @@ cdef object readable(object x, str name):
         array = array.view(BFLOAT16)
     elif dtype.kind == "f" and dtype.itemsize in (2, 4, 8):
         native = np.dtype(f"f{min(dtype.itemsize, 4)}")
-        if dtype != native or not dtype.isnative:
-            with np.errstate(over="ignore"):  # beyond float32 is inf, and judged as such
-                array = array.astype(native)
+        if dtype.itemsize == 8:
+            array = to_float32(array)
+        elif not dtype.isnative:
+            array = array.astype(native)
     else:
         raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {dtype}")
     if array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.itemsize or not array.flags.aligned:

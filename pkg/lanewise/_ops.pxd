@@ -55,3 +55,6 @@ cdef extern from "ops.h":
 
 # Runs `op` on the ISA it is bound to, without the GIL. args is the operation's struct.
 cdef int run(int op, const void *args, int64_t cols) except -1
+
+# float32 of numbers or an array, rounded to nearest whatever the caller's floating-point mode.
+cdef object to_float32(object array)

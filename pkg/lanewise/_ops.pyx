@@ -1,7 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True
 """The table of operations: which are compiled, which may run here, which is bound, and how one is run."""
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.string cimport memcpy
+
+import numpy
 
 
 cdef extern from "ops.h":
@@ -22,6 +23,10 @@ cdef extern from "host.h":
     int lanewise_x86_allows(const char *isa, const x86_registers *registers) nogil
     int lanewise_machine_allows(const char *isa) nogil
     void lanewise_cpu_signature(uint64_t *out) nogil
+    ctypedef struct lanewise_fp:
+        pass
+    lanewise_fp lanewise_enter_fp() nogil
+    void lanewise_leave_fp(lanewise_fp saved) nogil
     void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch) noexcept nogil
     void *lanewise_scratch(size_t bytes) nogil
     void lanewise_time(lanewise_kernel kernel, const void *args, void *scratch, int64_t repeats, int64_t *out) noexcept nogil
@@ -153,13 +158,27 @@ cdef lanewise_kernel kernel_of(int op) except NULL:
     return load_bound(op)
 
 
-cdef int run(int op, const void *args, int64_t cols) except -1:
-    cdef lanewise_kernel kernel = kernel_of(op)
+cdef void *scratch_for(int op, int64_t cols) except NULL:
     cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(op, cols))
     if scratch == NULL:
         raise MemoryError(f"no memory for the scratch of {cols} columns")
+    return scratch
+
+
+cdef object to_float32(object array):
+    cdef lanewise_fp saved = lanewise_enter_fp()  # NumPy would round as the caller's mode says
+    try:
+        with numpy.errstate(over="ignore"):  # beyond float32 is an infinity, and judged as such
+            return numpy.asarray(array, numpy.float32)
+    finally:
+        lanewise_leave_fp(saved)
+
+
+cdef int run(int op, const void *args, int64_t cols) except -1:
+    cdef lanewise_kernel kernel = kernel_of(op)
     if recorder is not None:
         before = memory(op, args)
+    cdef void *scratch = scratch_for(op, cols)
     with nogil:
         lanewise_run(kernel, args, scratch)
     if recorder is not None:
@@ -181,7 +200,6 @@ def run_rows(str op, x, out, int64_t dtype=DTYPE_F32, double temperature=1.0, in
 
     With repeats, runs it that often and returns the nanoseconds of each run, timed in C.
     """
-    import numpy
     cdef row_args a
     cdef int i = NAMES.index(op)
     rows = x.shape[0] if x.ndim == 2 else 1
@@ -204,16 +222,13 @@ def run_noise(str op, out, int64_t first, int64_t domain, uint64_t seed, uint64_
 
 
 cdef object timed(int op, const void *args, int64_t cols, int64_t repeats):
-    import numpy
     if not repeats:
         run(op, args, cols)
         return None
     cdef lanewise_kernel kernel = kernel_of(op)
     ns = numpy.empty(repeats, numpy.int64)
     cdef int64_t *out = <int64_t *><size_t>ns.ctypes.data
-    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(op, cols))
-    if scratch == NULL:
-        raise MemoryError(f"no memory for the scratch of {cols} columns")
+    cdef void *scratch = scratch_for(op, cols)
     with nogil:
         lanewise_time(kernel, args, scratch, repeats, out)
     return ns

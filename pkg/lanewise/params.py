@@ -44,8 +44,10 @@ class Stream:
     __slots__ = ("_lock", "seed", "step")
 
     def __init__(self, seed: int, step: int = 0) -> None:
-        self.seed = operator.index(seed)
-        self.step = operator.index(step)
+        try:
+            self.seed, self.step = operator.index(seed), operator.index(step)
+        except TypeError:
+            raise TypeError(f"seed and step must be integers, got {seed!r} and {step!r}") from None
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), got {seed}")
         if not 0 <= self.step <= 2**32:  # the last is a stream that has used up its steps

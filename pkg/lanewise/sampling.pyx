@@ -1,7 +1,6 @@
 # cython: language_level=3, freethreading_compatible=True
 """Logits to tokens. Thin: checks, fills an args struct, runs one kernel for the whole batch."""
 cimport numpy as cnp
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
 from libc.float cimport DBL_MAX, FLT_MAX, FLT_MIN
 from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, int64_t, uint64_t
@@ -95,17 +94,13 @@ cdef object map_rows(int op, object x, object temperature, object axis, object o
     cdef cnp.ndarray result, written
     cdef bint reduces = op == OP_logsumexp
     cdef tuple shape
-    cdef int64_t at = axis  # TypeError if it is no integer
+    cdef int64_t at = <int64_t>integer(axis, "axis", -64, 63)
     if at != -1 or not isinstance(x, np.ndarray) or x.ndim > 2:
         x = as_array(x, "logits")
         if at != -1 or x.ndim > 2:
             return map_axis(op, x, temperature, at, out, low)
     owner = logits_rows(x, &r, "logits")
-    if PyFloat_Check(temperature) and PyFloat_AS_DOUBLE(temperature) == 1.0:
-        one = 1.0
-        a.temperature_step = 0
-        a.temperature.ptr, a.temperature.bytes = &one, sizeof(double)
-    elif is_scalar(temperature):
+    if is_scalar(temperature):
         one = number(temperature, "temperature", low, DBL_MAX)
         a.temperature_step = 0
         a.temperature.ptr, a.temperature.bytes = &one, sizeof(double)
@@ -404,7 +399,7 @@ cdef list from_params(object params, list given, int64_t count):
     rows = [params] if isinstance(params, SamplingParams) else list(params) if isinstance(params, (list, tuple)) else None
     if rows is None or not all(isinstance(row, SamplingParams) for row in rows):
         raise TypeError(f"params must be a SamplingParams or a list of them, one a row, got {params!r}")
-    if rows is not None and not isinstance(params, SamplingParams) and len(rows) != count:
+    if not isinstance(params, SamplingParams) and len(rows) != count:
         raise ValueError(f"params must be one or one a row: {count} rows, got {len(rows)}")
     for name, value in zip(PARAMETERS, given):
         if not (is_scalar(value) and value == getattr(_DEFAULTS, name)):
