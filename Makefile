@@ -54,7 +54,7 @@ sanitize: $(VENV)/built
 lint: $(VENV)/linters
 	$(VENV)/bin/ruff check && $(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy pkg && MYPYPATH=pkg $(PY) -m mypy.stubtest $(COMPILED)
-	git ls-files "*.[ch]" | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.[ch] csrc/kernels/*.h tests/*/*.[ch] tests/*/*/*.c)
 
 clean:
 	rm -rf $(VENV) .build build dist pkg/*.egg-info pkg/lanewise/*.c pkg/lanewise/*.so .*_cache .hypothesis

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 enum {
-#define KERNEL(group, name, args) OP_##name,
+#define KERNEL(group, name, args, scratch_bytes) OP_##name,
 #include "kernels.def"
 #undef KERNEL
   OP_COUNT
@@ -17,7 +17,7 @@ enum {
 
 enum { DTYPE_F32, DTYPE_F16, DTYPE_BF16 };
 
-/* scratch: per-thread memory of at least lanewise_scratch_bytes(cols), 64-byte aligned, contents undefined */
+/* scratch: per-thread memory of at least lanewise_scratch_bytes(op, cols), 64-byte aligned, contents undefined */
 typedef void (*lanewise_kernel)(const void *args, void *scratch);
 
 struct span {
@@ -80,7 +80,14 @@ struct noise_args {
 
 enum { SAMPLE_MAX_VOCAB = 1 << 20 };
 
-static inline size_t lanewise_scratch_bytes(int64_t cols) { return 64u * (size_t)cols + (256u << 10); }
+static inline size_t lanewise_scratch_bytes(int op, int64_t cols) {
+  static const size_t a_column[] = {
+#define KERNEL(group, name, args, scratch_bytes) scratch_bytes,
+#include "kernels.def"
+#undef KERNEL
+  };
+  return a_column[op] * (size_t)cols + (64u << 10);
+}
 
 /* One table a unit. */
 struct isa_table {

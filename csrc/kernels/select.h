@@ -4,15 +4,15 @@
    radix over the ordered bits, from the highest bit in which what is left differs, 11 bits a pass: one pass for ties
    and near ties, three at most. */
 
-/* Ascending unsigned keys in the order of the floats; both zeros are one value and get one key. */
+/* Ascending unsigned keys in the order of the floats; both zeros are one value and get one key, with none beside it, so
+   that neighbouring keys are neighbouring floats. */
 INLINE uint32_t order_key(float x) {
   uint32_t u;
-  x += 0.0f;
   memcpy(&u, &x, 4);
-  return u >> 31 ? ~u : u | 0x80000000u;
+  return u >> 31 ? 0u - u : u | 0x80000000u;
 }
 INLINE float key_value(uint32_t key) {
-  uint32_t u = key >> 31 ? key & 0x7fffffffu : ~key;
+  uint32_t u = key >> 31 ? key & 0x7fffffffu : 0u - key;
   float x;
   memcpy(&x, &u, 4);
   return x;
@@ -20,7 +20,8 @@ INLINE float key_value(uint32_t key) {
 INLINE vu order_keys(vf x) {
   vu u = v_bits(v_add(x, v_set1(0.0f)));
   vm negative = v_gt(v_set1(0.0f), x);
-  vf flipped = v_of_bits(u_xor(u, u_set1(0xffffffffu))), raised = v_of_bits(u_xor(u, u_set1(0x80000000u)));
+  vf flipped = v_of_bits(u_add(u_xor(u, u_set1(0xffffffffu)), u_set1(1)));
+  vf raised = v_of_bits(u_xor(u, u_set1(0x80000000u)));
   return v_bits(v_select(negative, flipped, raised));
 }
 

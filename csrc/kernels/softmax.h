@@ -84,7 +84,8 @@ INLINE struct row_sum sum_row(const void *x, size_t n, int dtype, float inverse,
     row.max = m > row.max ? m : row.max;
     /* with nothing but -inf so far, any finite reference makes every term 0 */
     float reference = row.max == -INFINITY ? 0.0f : row.max;
-    float sum = block_exp_sum(x, i, end, dtype, reference, inverse, out);
+    float sum = inverse == 1.0f ? block_exp_sum(x, i, end, dtype, reference, 1.0f, out) /* a product less */
+                                : block_exp_sum(x, i, end, dtype, reference, inverse, out);
     blocks[count] = (struct block_sum){row.max, sum};
   }
   for (size_t b = 0; b < count; b++) {

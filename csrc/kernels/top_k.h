@@ -32,7 +32,9 @@ INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int 
   *has_nan |= m_bits(nan) != 0;
 }
 
-/* How many of v[0..n) reach t; n is rounded up, the padding holds NaN. Exact below 2^24. */
+enum { COUNTABLE = 1 << 24 }; /* floats count exactly up to here */
+
+/* How many of v[0..n) reach t, n <= COUNTABLE rounded up to whole vectors, the padding NaN. */
 static size_t count_reaching(const float *v, size_t n, float t) {
   const vf bound = v_set1(t), one = v_set1(1.0f);
   vf acc[2] = {v_set1(0), v_set1(0)};
@@ -217,7 +219,7 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
       }
       continue;
     }
-    if (k > blocks || a->force_exact) {
+    if (k > blocks || n > COUNTABLE || a->force_exact) {
       top_k_exact(x, n, dtype, k, rest, &above, &equal);
     } else {
       top_k_by_blocks(x, n, dtype, maxima, k, rest, &above, &equal);

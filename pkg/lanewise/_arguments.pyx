@@ -28,6 +28,8 @@ cdef double number(object value, str name, double low, double high) except? -1:
         v = value
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r}") from None
+    except OverflowError:
+        v = INFINITY if value > 0 else -INFINITY
     if not low <= v <= high:
         if low == -INFINITY and high == INFINITY:
             raise ValueError(f"{name} must not be NaN")
@@ -113,7 +115,7 @@ cdef object id_array(object ids, str name):
 
 cdef object checked_ids(object ids, str name, int64_t vocab, bint padded):
     """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
-    array = id_array(ids, name)
+    array = id_array(ids, name).copy()  # what is checked is what is used, whoever writes to `ids` meanwhile
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     bad = (array < (-1 if padded else 0)) | (array >= vocab)
@@ -169,7 +171,7 @@ cdef object dense_bias(object bias, rows_t *r):
     if array.dtype.kind != "f":
         raise TypeError(f"bias must be {{id: value}} or a float array, got {array.dtype}")
     with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
+        array = np.require(array, np.float32, ["C", "A"])
     if array.shape not in ((r.cols,), (r.rows, r.cols)):
         raise ValueError(f"bias must have shape ({r.cols},) or ({r.rows}, {r.cols}), got {array.shape}")
     bad = ~(array <= FLT_MAX)
@@ -186,9 +188,9 @@ cdef object mask_array(object mask, rows_t *r):
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[0] != r.rows):
         raise ValueError(f"mask must have shape (V,) or ({r.rows}, V), or words (V/32,) or ({r.rows}, V/32), "
                          f"got {array.shape}")
-    return np.ascontiguousarray(array)
+    return np.require(array, requirements=["C", "A"])
 
 
 cdef bint is_sparse(object bias):
     return isinstance(bias, Mapping) or (isinstance(bias, (list, tuple))
-                                         and any(row is None or isinstance(row, Mapping) for row in bias))
+                                         and (not bias or any(row is None or isinstance(row, Mapping) for row in bias)))

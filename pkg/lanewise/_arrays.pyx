@@ -47,7 +47,7 @@ cdef extern from *:
         void (*deleter)(lw_dl_managed *) noexcept
 
 
-BFLOAT16 = np.dtype([("bfloat16", "u2")])  # two bytes that are a bfloat16; NumPy has no such dtype of its own
+BFLOAT16 = np.dtype([("bfloat16", "u2")], align=True)  # two bytes that are a bfloat16; NumPy has no such dtype of its own
 _DL_KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}  # DLPack's type codes; 4 is bfloat16
 _DL_CPU = 1
 
@@ -103,7 +103,7 @@ cdef object from_dlpack(object x, str name):
 cpdef object as_array(object x, str name):
     """`x` as an ndarray, without a copy where there is a way. A bfloat16 one has the dtype BFLOAT16."""
     if isinstance(x, np.ndarray):
-        return x
+        return np.asarray(x)  # a subclass may compare as it likes, and what is checked here is then trusted
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return from_dlpack(x, name)
     array = np.asarray(x)
@@ -130,7 +130,7 @@ cdef object readable(object x, str name):
     else:
         raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {dtype}")
     if array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.itemsize or not array.flags.aligned:
-        array = np.ascontiguousarray(array)
+        array = array.copy()
     return array
 
 

@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 cdef extern from "ops.h":
     ctypedef void (*lanewise_kernel)(const void *, void *) noexcept nogil
-    size_t lanewise_scratch_bytes(int64_t cols) nogil
+    size_t lanewise_scratch_bytes(int op, int64_t cols) nogil
     struct isa_table:
         const char *name
         lanewise_kernel kernels[1]  # OP_COUNT
@@ -30,17 +30,17 @@ cdef extern from "host.h":
 cdef extern from *:
     """
     static const char *const operation_names[] = {
-    #define KERNEL(group, name, args) #group, #name,
+    #define KERNEL(group, name, args, scratch_bytes) #group, #name,
     #include "kernels.def"
     #undef KERNEL
     };
     static const size_t span_counts[] = { /* spans come first in every args struct, `rows` right after them */
-    #define KERNEL(group, name, args) offsetof(struct args, rows) / sizeof(struct span),
+    #define KERNEL(group, name, args, scratch_bytes) offsetof(struct args, rows) / sizeof(struct span),
     #include "kernels.def"
     #undef KERNEL
     };
     static const size_t args_sizes[] = {
-    #define KERNEL(group, name, args) sizeof(struct args),
+    #define KERNEL(group, name, args, scratch_bytes) sizeof(struct args),
     #include "kernels.def"
     #undef KERNEL
     };
@@ -155,7 +155,7 @@ cdef lanewise_kernel kernel_of(int op) except NULL:
 
 cdef int run(int op, const void *args, int64_t cols) except -1:
     cdef lanewise_kernel kernel = kernel_of(op)
-    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(cols))
+    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(op, cols))
     if scratch == NULL:
         raise MemoryError(f"no memory for the scratch of {cols} columns")
     if recorder is not None:
@@ -211,7 +211,7 @@ cdef object timed(int op, const void *args, int64_t cols, int64_t repeats):
     cdef lanewise_kernel kernel = kernel_of(op)
     ns = numpy.empty(repeats, numpy.int64)
     cdef int64_t *out = <int64_t *><size_t>ns.ctypes.data
-    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(cols))
+    cdef void *scratch = lanewise_scratch(lanewise_scratch_bytes(op, cols))
     if scratch == NULL:
         raise MemoryError(f"no memory for the scratch of {cols} columns")
     with nogil:

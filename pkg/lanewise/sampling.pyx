@@ -141,6 +141,8 @@ cdef object map_axis(int op, object x, object temperature, object axis, object o
         raise ValueError(f"axis must be in [{-x.ndim}, {x.ndim - 1}] for logits of shape {x.shape}, got {at}")
     if x.ndim != 2 and not is_scalar(temperature):
         raise ValueError(f"temperature must be one value for logits of shape {x.shape}")
+    if x.shape[at] == 0:
+        raise ValueError(f"logits must have at least one element along axis {at}, got shape {x.shape}")
     moved = np.moveaxis(x, at, -1)
     rows = moved.reshape(-1, moved.shape[-1]) if x.ndim != 1 else moved
     y = map_rows(op, rows, temperature, -1, None, low)
@@ -275,6 +277,8 @@ def top_k(logits, k, *, ties="lowest", out=None):
     a.ties_all = check_ties(ties)
     owner = logits_rows(logits, &r, "logits")
     width = integer(k, "k", 1, r.cols)
+    if r.cols > UINT32_MAX:
+        raise ValueError(f"top_k takes up to {UINT32_MAX} columns, got {r.cols}")
     if out is not None:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise TypeError(f"out must be (values, ids), got {type(out).__name__}")
@@ -493,8 +497,8 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     if r.cols > SAMPLE_MAX_VOCAB:
         raise ValueError(f"sample takes up to {SAMPLE_MAX_VOCAB} ids, got {r.cols}")
     if r.rows != 1:
-        rows_params = bytearray(r.rows * sizeof(sample_params))
-        p = <sample_params *><char *>rows_params
+        rows_params = np.empty((r.rows, sizeof(sample_params)), np.uint8)  # NumPy sees when that is too much
+        p = <sample_params *>cnp.PyArray_DATA(rows_params)
     if params is not None:
         (temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty,
          presence_penalty) = from_params(params, [temperature, top_k, top_p, min_p, min_keep, repetition_penalty,

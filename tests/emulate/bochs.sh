@@ -21,7 +21,7 @@ under_bochs() {
 # fetch_kernel FOLDER: Debian's kernel for virtual machines, out of its package.
 fetch_kernel() {
   local package
-  as_root apt-get -qq update
+  apt update
   package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends:.*cloud-amd64/ { print $2; exit }')
   (cd "$1" && apt-get -qq -o APT::Sandbox::User=root download "$package")
   dpkg-deb --fsys-tarfile "$1/$package"_*.deb | tar -xO --wildcards './boot/vmlinuz-*' >"$1/vmlinuz"

@@ -11,6 +11,11 @@ as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
 
+# apt ARGUMENTS: apt-get, one at a time.
+apt() {
+  as_root flock "$build/apt.lock" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@"
+}
+
 # need PACKAGE...: installs the Debian packages that are missing.
 need() {
   local missing
@@ -21,8 +26,8 @@ need() {
     exit 1
   fi
   say "installing" $missing
-  as_root apt-get -qq -o DPkg::Lock::Timeout=300 update
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing >/dev/null
+  apt update
+  apt install -y --no-install-recommends $missing >/dev/null
 }
 
 # build_package NAME: builds the package with the environment's CC, CFLAGS, ... into .build/NAME/site.
@@ -45,6 +50,6 @@ replay() {
   local folder=$1 cc=$2 isa=$3
   shift 3
   make -s -f tests/replay/Makefile BUILD="$folder" CC="$cc"
-  "$python" tests/replay/record.py "$build/recording"
-  "$@" "$folder/replay" "$build/recording" "$isa"
+  "$python" tests/replay/record.py "$folder/recording"
+  "$@" "$folder/replay" "$folder/recording" "$isa"
 }

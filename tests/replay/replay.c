@@ -75,7 +75,7 @@ static const char *read_file(const char *path) {
 
 static int operation_number(const char *name) {
   static const char *const names[] = {
-#define KERNEL(group, name, args) #name,
+#define KERNEL(group, name, args, scratch_bytes) #name,
 #include "kernels.def"
 #undef KERNEL
   };
@@ -172,6 +172,18 @@ static int is_wrong(int64_t i, const struct region *region, const unsigned char 
   return 0;
 }
 
+/* Whole cache lines, so that it is aligned where its end is. */
+static size_t scratch_for(int op, int64_t cols) { return (lanewise_scratch_bytes(op, cols) + 63) / 64 * 64; }
+
+static size_t largest_scratch(int64_t cols) {
+  size_t largest = 0;
+  for (int op = 0; op < OP_COUNT; op++) {
+    size_t bytes = scratch_for(op, cols);
+    largest = bytes > largest ? bytes : largest;
+  }
+  return largest;
+}
+
 /* Lays out one call's memory, runs it, compares. 1 if anything was wrong. */
 static int replay(const struct isa_table *table, const struct call *call, const unsigned char *contents) {
   const char *recorded = (const char *)(call + 1);
@@ -191,11 +203,12 @@ static int replay(const struct isa_table *table, const struct call *call, const 
     int64_t r = places[i].region;
     span->ptr = r < 0 ? NULL : region_start(&slots[r], regions[r].bytes) + places[i].offset;
   }
-  size_t scratch_bytes = lanewise_scratch_bytes(cols);
+  int op = operation_number(call->operation);
+  size_t scratch_bytes = scratch_for(op, cols);
   running_bytes[SPAN_LIMIT] = (int64_t)scratch_bytes;
   unsigned char *scratch = region_start(&slots[SPAN_LIMIT], (int64_t)scratch_bytes);
   memset(scratch, POISON, scratch_bytes);
-  lanewise_run(table->kernels[operation_number(call->operation)], args, scratch);
+  lanewise_run(table->kernels[op], args, scratch);
   int wrong = 0;
   for (int64_t i = 0; i < call->regions; i++) {
     wrong |= is_wrong(i, &regions[i], contents);
@@ -222,7 +235,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < SPAN_LIMIT; i++) {
     slots[i] = make_slot((size_t)head->largest + PAGE);
   }
-  slots[SPAN_LIMIT] = make_slot(lanewise_scratch_bytes(head->largest));
+  slots[SPAN_LIMIT] = make_slot(largest_scratch(head->largest));
   memset(poison, POISON, sizeof poison);
   sigaction(SIGSEGV, &(struct sigaction){.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, NULL);
   int64_t wrong = 0;
