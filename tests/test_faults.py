@@ -560,6 +560,10 @@ def out_may_overlap() -> None:
             want = op(b[::-1].copy())
             op(b[::-1], out=b)
             assert b.tobytes() == want.tobytes()
+    rows = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
+    want, ids = lanewise.top_k(rows, 40), np.empty((3, 40), np.int64)
+    assert lanewise.top_k(rows, 40, out=(rows, ids))[0] is rows
+    assert rows.tobytes() == want[0].tobytes() and ids.tobytes() == want[1].tobytes()
     x = np.zeros((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"out must have shape \(2, 3\)"):
         lanewise.softmax(x, out=np.zeros((3, 2), np.float32))

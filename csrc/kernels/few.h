@@ -21,7 +21,7 @@ static void pick_few(struct few *f, const float *z, size_t n, const float *maxim
 }
 
 static uint64_t weigh_few(struct few *f) {
-  const struct weighing how = {1, f->max, f->inverse};
+  const struct weighing how = {1, f->max, f->inverse, 0.0};
   uint64_t total = 0;
   for (size_t i = 0; i < f->list.count; i += LANES) {
     weigh16(f->weight + i, v_load(f->list.value + i), &how);

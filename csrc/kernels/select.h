@@ -87,10 +87,27 @@ INLINE int is_longer(struct prefix a, struct prefix b) {
   return a.value < b.value || (a.value == b.value && a.last_tie > b.last_tie);
 }
 
+/* floor or ceil of x * weight for x in [0, 1), weight <= 2^63: exact, x is a 53-bit integer times a power of two */
+INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
+  uint64_t u = double_bits(x), exponent = u >> 52;
+  uint64_t mantissa = (u & 0x000fffffffffffffu) | (exponent ? 0x0010000000000000u : 0);
+  unsigned shift = 1075u - (unsigned)(exponent ? exponent : 1); /* x = mantissa * 2^-shift */
+  unsigned __int128 product = (unsigned __int128)mantissa * weight;
+  if (shift > 127) {
+    return round_up && product;
+  }
+  uint64_t whole = (uint64_t)(product >> shift);
+  return whole + (round_up && product != (unsigned __int128)whole << shift);
+}
+
+/* What the mass before an id must be less than. */
+INLINE uint64_t top_p_limit(double top_p, uint64_t total) { return top_p > 0.0 ? times_weight(top_p, total, 1) : 1; }
+
 /* What a logit weighs: 1 each, or round(2^43 exp((z - max) * inverse)). */
 struct weighing {
   int by_mass;
   float max, inverse;
+  double top_p; /* by mass: the share of the total to reach */
 };
 
 INLINE void weigh16(uint64_t w[LANES], vf z, const struct weighing *how) {
@@ -169,7 +186,16 @@ static void gather_digit(struct list *list, const float *z, const uint32_t *id, 
   }
 }
 
-/* The prefix that ends with the first entry at which the running weight reaches limit. 0 < limit <= total weight. */
+static uint64_t sum_of(const uint64_t mass[DIGITS]) {
+  uint64_t sum = 0;
+  for (size_t d = 0; d < DIGITS; d++) {
+    sum += mass[d];
+  }
+  return sum;
+}
+
+/* The prefix that ends with the first entry at which the running weight reaches limit: by count a given one, at least
+   1; by mass the share of the total that `how` names. */
 static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
                                    char *scratch) {
   uint64_t mass[DIGITS], w[LANES];
@@ -180,6 +206,9 @@ static struct prefix select_weight(const float *z, size_t n, uint64_t limit, con
   do {
     d = highest_digits(left, count, how->by_mass ? -INFINITY : NAN);
     add_masses(mass, left, count, &d, how);
+    if (left == z && how->by_mass) {
+      limit = top_p_limit(how->top_p, sum_of(mass));
+    }
     gather_digit(&list, left, left == z ? NULL : list.id, count, &d, digit_reaching(mass, DIGITS, &limit));
     left = list.value;
     count = list.count;
@@ -191,6 +220,6 @@ static struct prefix select_weight(const float *z, size_t n, uint64_t limit, con
 }
 
 static struct prefix select_count(const float *z, size_t n, size_t k, char *scratch) {
-  const struct weighing each = {0, 0.0f, 0.0f};
+  const struct weighing each = {0, 0.0f, 0.0f, 0.0};
   return select_weight(z, n, k, &each, scratch);
 }

@@ -103,10 +103,12 @@ INLINE void split_row(const void *x, size_t n, int dtype, const float *maxima, f
   }
 }
 
+enum { RANKED = 128 }; /* up to here counting ranks is the faster sort */
+
 /* Descending, stable. Few: each entry's rank is counted. Many: radix by order key. */
 static void sort_list(struct list *list, struct list *spare) {
   size_t n = list->count;
-  if (n > 128) {
+  if (n > RANKED) {
     radix_sort(list->value, list->id, spare->value, spare->id, n);
     return;
   }
@@ -149,6 +151,20 @@ INLINE void top_k_by_blocks(const void *x, size_t n, int dtype, const float *max
   }
   sort_list(above, &all);
   equal->count = min_size(equal->count, k - above->count);
+}
+
+/* A row so short that it is sorted whole. */
+INLINE void top_k_of_all(const void *x, size_t n, int dtype, size_t k, char *scratch, struct list *above,
+                         struct list *equal) {
+  *above = list_in(&scratch, n);
+  *equal = list_in(&scratch, 0);
+  struct list spare = list_in(&scratch, n);
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
+    append(above, v, ids_from(i), v_eq(v, v)); /* a NaN is padding: rows that have one were turned away */
+  }
+  sort_list(above, &spare);
+  above->count = k;
 }
 
 INLINE void top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch, struct list *above,
@@ -219,7 +235,9 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
       }
       continue;
     }
-    if (k > blocks || n > COUNTABLE || a->force_exact) {
+    if (n <= RANKED && !a->force_exact) {
+      top_k_of_all(x, n, dtype, k, rest, &above, &equal);
+    } else if (k > blocks || n > COUNTABLE || a->force_exact) {
       top_k_exact(x, n, dtype, k, rest, &above, &equal);
     } else {
       top_k_by_blocks(x, n, dtype, maxima, k, rest, &above, &equal);

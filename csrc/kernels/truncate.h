@@ -34,19 +34,6 @@ static uint64_t total_weight(const struct row_state *s) {
   return w_total(acc);
 }
 
-/* floor or ceil of x * weight for x in [0, 1), weight <= 2^63: exact, x is a 53-bit integer times a power of two */
-INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
-  uint64_t u = double_bits(x), exponent = u >> 52;
-  uint64_t mantissa = (u & 0x000fffffffffffffu) | (exponent ? 0x0010000000000000u : 0);
-  unsigned shift = 1075u - (unsigned)(exponent ? exponent : 1); /* x = mantissa * 2^-shift */
-  unsigned __int128 product = (unsigned __int128)mantissa * weight;
-  if (shift > 127) {
-    return round_up && product;
-  }
-  uint64_t whole = (uint64_t)(product >> shift);
-  return whole + (round_up && product != (unsigned __int128)whole << shift);
-}
-
 /* The first k of z's order: by block maxima (top_k.h), or by radix when k exceeds the number of blocks. */
 static struct prefix first_k(struct row_state *s, size_t k) {
   if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
@@ -84,9 +71,6 @@ static void truncate_top_k(struct row_state *s, const struct sample_params *p, i
   }
 }
 
-/* What the mass before an id must be less than. */
-INLINE uint64_t top_p_limit(double top_p, uint64_t total) { return top_p > 0.0 ? times_weight(top_p, total, 1) : 1; }
-
 /* max + T * ln(min_p) in float64, rounded down to float32: kept is what reaches it. */
 INLINE float min_p_bound(double min_p, float max, double temperature) {
   double bound = (double)max + temperature * log64_1(min_p < DBL_MIN ? DBL_MIN : min_p);
@@ -96,9 +80,8 @@ INLINE float min_p_bound(double min_p, float max, double temperature) {
 
 static void truncate_top_p(struct row_state *s, const struct sample_params *p, int ties_all) {
   if (p->top_p < 1.0) {
-    uint64_t limit = top_p_limit(p->top_p, total_weight(s));
-    const struct weighing mass = {1, s->max, s->inverse};
-    with_min_keep(s, select_weight(s->z, s->n, limit, &mass, s->scratch), (size_t)p->min_keep, ties_all);
+    const struct weighing mass = {1, s->max, s->inverse, p->top_p};
+    with_min_keep(s, select_weight(s->z, s->n, 0, &mass, s->scratch), (size_t)p->min_keep, ties_all);
   }
 }
 

@@ -55,16 +55,28 @@ cdef inline span rows_span(rows_t *r):
     return s
 
 
-cdef object check_out(object out, tuple shape, object dtype, str name):
+cdef cnp.ndarray check_out(object out, tuple shape, int dtype, str name):
+    cdef cnp.ndarray a
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(out).__name__}")
-    if out.dtype != dtype or not out.dtype.isnative:
-        raise TypeError(f"{name} must be {np.dtype(dtype)}, got {out.dtype}")
+    a = out
+    if cnp.PyArray_TYPE(a) != dtype or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must be {cnp.PyArray_DescrFromType(dtype)}, got {out.dtype}")
     if out.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {out.shape}")
-    if not out.flags.writeable:
+    if not cnp.PyArray_ISWRITEABLE(a):
         raise ValueError(f"{name} is read-only")
-    return out
+    return a
+
+
+# Whether a kernel may write C order to it as it is, and the logits lie elsewhere.
+cdef bint is_direct(cnp.ndarray a, rows_t *r):
+    cdef char *x = <char *>r.ptr
+    cdef char *y = <char *>cnp.PyArray_DATA(a)
+    cdef int64_t reach = (r.rows - 1) * r.stride, width = r.cols * (4 if r.dtype == DTYPE_F32 else 2)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(a) or not cnp.PyArray_ISALIGNED(a):
+        return False
+    return y + cnp.PyArray_NBYTES(a) <= x + min(reach, 0) or x + max(reach, 0) + width <= y
 
 
 # Where a kernel may write rows of float32: out itself, unless its elements are not adjacent or it overlaps the input
@@ -112,7 +124,7 @@ cdef object map_rows(int op, object x, object temperature, object axis, object o
     shape = () if r.single else (r.rows,)
     if not reduces:
         shape += (r.cols,)
-    result = np.empty(shape, np.float32) if out is None else check_out(out, shape, np.float32, "out")
+    result = np.empty(shape, np.float32) if out is None else check_out(out, shape, cnp.NPY_FLOAT32, "out")
     if reduces:
         written = np.empty(shape, np.float32) if out is not None else result
         a.out_stride = 4
@@ -144,7 +156,7 @@ cdef object map_axis(int op, object x, object temperature, object axis, object o
     y = np.moveaxis(y.reshape(moved.shape), -1, at) if op != OP_logsumexp else np.reshape(y, moved.shape[:-1])
     if out is None:
         return y[()] if y.ndim == 0 else y
-    check_out(out, y.shape, np.float32, "out")[...] = y
+    check_out(out, y.shape, cnp.NPY_FLOAT32, "out")[...] = y
     return out
 
 
@@ -224,8 +236,8 @@ cdef object tokens_out(object out, rows_t *r):
         return np.empty(r.rows, np.int64)
     if r.single:
         raise ValueError("out is for (B, V) logits; (V,) gives an int")
-    check_out(out, (r.rows,), np.int64, "out")
-    return out if out.flags.c_contiguous and out.flags.aligned else np.empty(r.rows, np.int64)
+    check_out(out, (r.rows,), cnp.NPY_INT64, "out")
+    return out if is_direct(out, r) else np.empty(r.rows, np.int64)
 
 
 def argmax(logits, *, on_invalid="raise", out=None):
@@ -279,16 +291,17 @@ def top_k(logits, k, *, ties="lowest", out=None):
             raise TypeError(f"out must be (values, ids), got {type(out).__name__}")
         shape = () if r.single else (r.rows,)
         shape += (width,)
-        check_out(out[0], shape, np.float32, "out[0]")
-        check_out(out[1], shape, np.int64, "out[1]")
+        check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]")
+        check_out(out[1], shape, cnp.NPY_INT64, "out[1]")
     a.x = rows_span(&r)
     a.rows, a.cols, a.dtype, a.x_stride, a.k, a.force_exact = r.rows, r.cols, r.dtype, r.stride, width, force_exact
-    values, ids, widest = run_top_k(&a, width, r.single)
+    direct = out is not None and not a.ties_all and is_direct(out[0], &r) and is_direct(out[1], &r)
+    values, ids, widest = run_top_k(&a, width, r.single, out if direct else None)
     if widest > width:
         if out is not None:
             raise ValueError(f"out holds {width} entries a row, but with ties='all' a row has {widest}")
-        values, ids, widest = run_top_k(&a, widest, r.single)
-    if out is not None:
+        values, ids, widest = run_top_k(&a, widest, r.single, None)
+    if out is not None and not direct:
         out[0][...], out[1][...] = values, ids
         values, ids = out
     if widest < 0:
@@ -298,13 +311,16 @@ def top_k(logits, k, *, ties="lowest", out=None):
 
 
 # (values, ids, the widest row's entries; -1 if a row is invalid)
-cdef tuple run_top_k(top_k_args *a, int64_t width, bint single):
+cdef tuple run_top_k(top_k_args *a, int64_t width, bint single, object out):
     cdef int64_t widest = 0, one = 0, i
     cdef cnp.npy_intp shape[2]
     cdef int64_t *entries = &one
     shape[0], shape[1] = a.rows, width
-    values = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_FLOAT32, 0)
-    ids = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_INT64, 0)
+    if out is None:
+        values = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_FLOAT32, 0)
+        ids = cnp.PyArray_EMPTY(1 if single else 2, &shape[single], cnp.NPY_INT64, 0)
+    else:
+        values, ids = out
     a.width, a.values, a.ids = width, whole(values), whole(ids)
     if a.rows != 1:
         status = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
