@@ -33,10 +33,8 @@ def extension(name, sources=()):
 setup(
     ext_modules=cythonize(
         [
-            extension("_ops", sorted(glob.glob("csrc/*.c"))),
-            extension("_arguments"),
-            extension("_arrays"),
-            extension("sampling"),
+            extension(Path(module).stem, sorted(glob.glob("csrc/*.c")) if module.endswith("_ops.pyx") else [])
+            for module in sorted(glob.glob("pkg/lanewise/*.pyx"))
         ],
         include_path=["pkg"],
         build_dir="build/cython",

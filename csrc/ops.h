@@ -1,7 +1,8 @@
 /* What a kernel is to the outside: its number and its args struct.
 
-   Every args struct begins with its spans (all memory a kernel may touch, bar scratch) and the first
-   member after them is `rows`. That one rule lets a test record any call and replay it elsewhere. */
+   Every args struct begins with its spans (all memory a kernel may touch, bar scratch), then `rows` and `first_row`:
+   a kernel does rows first_row .. first_row + rows - 1. That one rule lets a test record any call and replay it
+   elsewhere, and lets threads share a call. */
 #ifndef LANEWISE_OPS_H
 #define LANEWISE_OPS_H
 
@@ -28,14 +29,14 @@ struct span {
 /* Strides are in bytes and may be negative or zero; along a row elements are adjacent. */
 struct row_args {
   struct span x, out, temperature;
-  int64_t rows, cols, dtype;
+  int64_t rows, first_row, cols, dtype;
   int64_t x_stride, out_stride;
   int64_t temperature_step; /* doubles from one row's temperature to the next: 0 or 1 */
 };
 
 struct top_k_args {
   struct span x, values, ids, status; /* float32, int64, int64 */
-  int64_t rows, cols, dtype;
+  int64_t rows, first_row, cols, dtype;
   int64_t x_stride;
   int64_t k;     /* 1..cols */
   int64_t width; /* entries a row of values and ids can hold, >= k */
@@ -61,8 +62,8 @@ struct sample_args {
   struct span prompt_ids, prompt_offsets;          /* int64, int64[rows + 1] */
   struct span output_ids, output_offsets;
   struct span tokens;                                         /* int64[rows] */
-  struct span support_ids, support_logprobs, support_offsets; /* int64, float32, int64[rows + 1] */
-  int64_t rows, cols, dtype;
+  struct span support_ids, support_logprobs, support_counts; /* int64[rows][cols], float32[rows][cols], int64[rows] */
+  int64_t rows, first_row, cols, dtype;
   int64_t x_stride;
   int64_t mask_kind, mask_stride, mask_width; /* width in ids; ids beyond are forbidden */
   int64_t bias_dense, bias_stride;
@@ -73,7 +74,7 @@ struct sample_args {
 /* out[i] for the ids or counters i = first .. first + cols - 1 */
 struct noise_args {
   struct span out;
-  int64_t rows, cols; /* rows is 1 */
+  int64_t rows, first_row, cols; /* rows is 1 */
   int64_t first, domain;
   uint64_t seed, key, step;
 };

@@ -71,6 +71,8 @@ INLINE void store_upto(float *out, size_t i, size_t n, vf v) {
 INLINE float max_across64(const vf v[4]) { return v_max_across(v_max(v_max(v[0], v[2]), v_max(v[1], v[3]))); }
 INLINE float sum_across64(const vf v[4]) { return v_sum_across(v_add(v_add(v[0], v[2]), v_add(v[1], v[3]))); }
 
+#define FOR_ROWS(r, args) for (int64_t r = (args)->first_row; r < (args)->first_row + (args)->rows; r++)
+
 INLINE const void *row_of(const void *base, int64_t stride, int64_t row) { return (const char *)base + stride * row; }
 
 /* ---- float32 ---- */

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise
-from lanewise import _arrays, reference, sampling
+from lanewise import _arrays, _ops, reference
 
 ROW = np.arange(10, dtype=np.float32)
 
@@ -149,10 +149,10 @@ def test_what_follows_top_k_at_every_boundary(kind: str, isa: str) -> None:
         how |= {"seed": int(rng.integers(2**63)), "step": 1}
         token, kept, logprobs = reference.sample(row, **how)
         for exact in (False, True):
-            sampling.set_force_exact(exact)
+            _ops.set_force_exact(exact)
             try:
                 got, support = lanewise.sample(row, **how, return_support=True)
             finally:
-                sampling.set_force_exact(False)
+                _ops.set_force_exact(False)
             assert (got, support.ids.tolist()) == (token, kept.tolist()), how
             assert support.logprobs.tobytes() == logprobs.tobytes(), how

@@ -5,6 +5,7 @@ The names in brackets are faults of others, as in test_faults.py.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -16,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from lanewise import _arrays, _ops, sampling
+from lanewise import _ops
 from lanewise._isas import ISAS
 
 from compiled import ROOT, compiled, obstacle, run
 
-MODULES = (_arrays, _ops, sampling)
+MODULES = [importlib.import_module(f"lanewise.{page.stem}") for page in sorted((ROOT / "pkg/lanewise").glob("*.pyx"))]
+WRAPPERS = [module for module in MODULES if module is not _ops]
 LIBC = {"memcpy", "memmove", "memset", "memcmp"}  # what a compiler calls by itself
 WIDE = {"host": set(), "isa_scalar": set(), "isa_avx2": {"ymm"}, "isa_avx512": {"ymm", "zmm"}}
 
@@ -50,7 +52,7 @@ def test_a_unit_keeps_to_its_registers(unit: str) -> None:
     assert wide_registers(compiled("objdump") / f"{unit}.o") == WIDE[unit]
 
 
-@pytest.mark.parametrize("module", [_arrays, sampling], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", WRAPPERS, ids=lambda module: module.__name__)
 def test_a_wrapper_uses_no_wide_registers(module: object) -> None:
     """[PA02] As built, whatever flags the environment brought in."""
     if obstacle("objdump"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lanewise
-from lanewise import _dispatch, _ops, sampling
+from lanewise import _dispatch, _ops
 
 from cases import CASES, DTYPES, SIZES, Case
 from guarded import Guarded
@@ -89,13 +89,13 @@ def test_bits_equal_scalar(case: Case, n: int, dtype: str, isa: str) -> None:
 @pytest.mark.parametrize(("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in ("top_k", "sample")])
 def test_exact_path_equals_fast_path(case: Case, n: int, dtype: str, isa: str) -> None:
     x, settings = runs(case, n, dtype)
-    sampling.set_force_exact(True)
+    _ops.set_force_exact(True)
     try:
         for i, (s, want) in enumerate(zip(settings, scalar_results(case.name, n, dtype), strict=True)):
             with lanewise.using(isa):
                 assert_same(run_guarded(case, x, s, at_end=i % 2 == 1), want, (isa, n, s))
     finally:
-        sampling.set_force_exact(False)
+        _ops.set_force_exact(False)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.inputs.__name__ == "make"], ids=lambda case: case.name)

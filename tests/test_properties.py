@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import lanewise
-from lanewise import _dispatch, reference, sampling
+from lanewise import _dispatch, _ops, reference
 
 settings.register_profile(
     "lanewise", max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -70,12 +70,12 @@ def test_sample_is_the_reference(case: tuple[np.ndarray, dict[str, Any], dict[st
     token, kept, logprobs = reference.sample(row, **how, **noise)
     for isa in _dispatch.runnable():
         for exact in (False, True):
-            sampling.set_force_exact(exact)
+            _ops.set_force_exact(exact)
             try:
                 with lanewise.using(isa):
                     got, support = lanewise.sample(row, **how, **noise, return_support=True, on_invalid="mark")
             finally:
-                sampling.set_force_exact(False)
+                _ops.set_force_exact(False)
             assert (got, support.ids.tolist()) == (token, kept.tolist())
             assert support.logprobs.tobytes() == logprobs.tobytes()
 

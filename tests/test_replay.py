@@ -40,7 +40,7 @@ def test_every_case_leaves_the_same_bytes(recorded: Path, isa: str) -> None:
 # ---- what the driver is there to find, it finds ----
 
 Call = tuple[bytes, list[bytes | None], list[bytes | None]]
-FIELDS = ("rows", "cols", "dtype", "x_stride", "out_stride")  # of struct row_args, after its spans
+FIELDS = ("rows", "first_row", "cols", "dtype", "x_stride", "out_stride")  # of struct row_args, after its spans
 
 
 @pytest.fixture

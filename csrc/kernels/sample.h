@@ -6,15 +6,14 @@
 
 INLINE void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
                         uint64_t total) {
-  int64_t *offsets = (int64_t *)a->support_offsets.ptr + row;
-  int64_t *ids = (int64_t *)a->support_ids.ptr + offsets[0];
-  float *logprobs = (float *)a->support_logprobs.ptr + offsets[0];
+  int64_t *ids = (int64_t *)a->support_ids.ptr + row * a->cols;
+  float *logprobs = (float *)a->support_logprobs.ptr + row * a->cols;
   double log_total = log64_1((double)total) - WEIGHT_BITS * 6.93147180559945286227e-01;
   for (size_t i = 0; i < kept->count; i++) {
     ids[i] = kept->id[i];
     logprobs[i] = (float)((double)((kept->value[i] + 0.0f - max) * inverse) - log_total);
   }
-  offsets[1] = offsets[0] + (int64_t)kept->count;
+  ((int64_t *)a->support_counts.ptr)[row] = (int64_t)kept->count;
 }
 
 /* Kept ids in descending order and their renormalised logprobs. */
@@ -101,10 +100,10 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
 }
 
 static void sample(const struct sample_args *a, void *scratch) {
-  int64_t *tokens = a->tokens.ptr, *offsets = a->support_offsets.ptr;
-  for (int64_t r = 0; r < a->rows; r++) {
-    if (offsets) {
-      offsets[r + 1] = offsets[r];
+  int64_t *tokens = a->tokens.ptr, *counts = a->support_counts.ptr;
+  FOR_ROWS(r, a) {
+    if (counts) {
+      counts[r] = 0;
     }
     tokens[r] = sample_row(a, r, scratch);
   }

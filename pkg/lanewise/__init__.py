@@ -4,7 +4,8 @@ from ._dispatch import info, use, using
 from ._tune import tune
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
-from .sampling import Support, argmax, log_softmax, logsumexp, sample, scale, softmax, top_k
+from .sampling import Support, argmax, sample, top_k
+from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [

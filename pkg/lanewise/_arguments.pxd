@@ -14,6 +14,9 @@ cdef int fill_doubles(void *to, int64_t step, int64_t rows, object value, str na
 cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str name, int64_t low,
                        uint64_t high) except -1
 
+cdef int check_on_invalid(object on_invalid) except -1
+cdef int check_ties(object ties) except -1               # whether all of them
+
 cdef tuple ragged_ids(object ids, str name, rows_t *r)    # (ids, offsets), int64
 cdef bint is_sparse(object bias)
 cdef tuple sparse_bias(object bias, rows_t *r)            # (ids, float32 values, offsets)

@@ -102,6 +102,18 @@ cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str n
     return 0
 
 
+cdef int check_on_invalid(object on_invalid) except -1:
+    if on_invalid != "raise" and on_invalid != "mark":
+        raise ValueError(f"on_invalid must be 'raise' or 'mark', got {on_invalid!r}")
+    return 0
+
+
+cdef int check_ties(object ties) except -1:
+    if ties != "lowest" and ties != "all":
+        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
+    return ties == "all"
+
+
 # ---- ids, biases, masks ----
 
 

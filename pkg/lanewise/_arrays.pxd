@@ -1,5 +1,8 @@
 # The one input layer: whatever the user has becomes (pointer, dtype, strides, shape), once, for every wrapper.
+cimport numpy as cnp
 from libc.stdint cimport int64_t
+
+from lanewise._ops cimport span
 
 
 cdef struct rows_t:
@@ -13,3 +16,11 @@ cdef struct rows_t:
 cdef object logits_rows(object x, rows_t *r, str name)
 
 cpdef object as_array(object x, str name)
+
+cdef span whole(cnp.ndarray a)       # all of a C-contiguous array
+cdef span rows_span(rows_t *r)
+
+# `out` as it is, if it has this dtype and shape and may be written.
+cdef cnp.ndarray check_out(object out, tuple shape, int dtype, str name)
+cdef bint is_direct(cnp.ndarray a, rows_t *r)
+cdef cnp.ndarray target(cnp.ndarray out, rows_t *r)

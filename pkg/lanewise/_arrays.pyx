@@ -1,5 +1,6 @@
 # cython: language_level=3, freethreading_compatible=True, auto_pickle=False
-"""The one input layer: NumPy arrays, whatever exports DLPack or the buffer protocol, and plain lists.
+"""The one input layer: NumPy arrays, whatever exports DLPack or the buffer protocol, and plain lists; and where results
+may be written.
 
 float32 and float16 are used in place, and so is bfloat16 (as ml_dtypes or DLPack has it). What a kernel cannot read
 in place (float64, another byte order, elements that are not adjacent, odd addresses) is copied.
@@ -11,7 +12,7 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint64_t
 
 import numpy as np
 
-from lanewise._ops cimport DTYPE_BF16, DTYPE_F16, DTYPE_F32, to_float32
+from lanewise._ops cimport DTYPE_BF16, DTYPE_F16, DTYPE_F32, span, to_float32
 
 cnp.import_array()
 
@@ -162,3 +163,60 @@ cdef inline bint is_plain(cnp.ndarray a):
     cdef int axis = cnp.PyArray_NDIM(a) - 1
     return (cnp.PyArray_TYPE(a) == cnp.NPY_FLOAT32 and (axis == 0 or axis == 1) and cnp.PyArray_ISALIGNED(a)
             and cnp.PyArray_ISNOTSWAPPED(a) and cnp.PyArray_STRIDE(a, axis) == 4)
+
+
+# ---- arrays out ----
+
+cdef span whole(cnp.ndarray a):
+    cdef span s
+    s.ptr, s.bytes = cnp.PyArray_DATA(a), cnp.PyArray_NBYTES(a)
+    return s
+
+
+cdef span rows_span(rows_t *r):
+    cdef span s
+    cdef int64_t width = r.cols * (4 if r.dtype == DTYPE_F32 else 2)
+    s.ptr, s.bytes = r.ptr, (r.rows - 1) * abs(r.stride) + width if r.rows else 0
+    return s
+
+
+cdef cnp.ndarray check_out(object out, tuple shape, int dtype, str name):
+    cdef cnp.ndarray a
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(out).__name__}")
+    a = out
+    if cnp.PyArray_TYPE(a) != dtype or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must be {cnp.PyArray_DescrFromType(dtype)}, got {out.dtype}")
+    if out.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {out.shape}")
+    if not cnp.PyArray_ISWRITEABLE(a):
+        raise ValueError(f"{name} is read-only")
+    return a
+
+
+# Whether a kernel may write C order to it as it is, and the logits lie elsewhere.
+cdef bint is_direct(cnp.ndarray a, rows_t *r):
+    cdef char *x = <char *>r.ptr
+    cdef char *y = <char *>cnp.PyArray_DATA(a)
+    cdef int64_t reach = (r.rows - 1) * r.stride, width = r.cols * (4 if r.dtype == DTYPE_F32 else 2)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(a) or not cnp.PyArray_ISALIGNED(a):
+        return False
+    return y + cnp.PyArray_NBYTES(a) <= x + min(reach, 0) or x + max(reach, 0) + width <= y
+
+
+# Where a kernel may write rows of float32: out itself, unless its elements are not adjacent or it overlaps the input
+# otherwise than as the same rows. Then an array of its own, to be copied to out afterwards.
+cdef cnp.ndarray target(cnp.ndarray out, rows_t *r):
+    cdef int axis = cnp.PyArray_NDIM(out) - 1
+    cdef int64_t stride = cnp.PyArray_STRIDE(out, 0) if axis else 0
+    cdef char *x = <char *>r.ptr
+    cdef char *y = <char *>cnp.PyArray_DATA(out)
+    cdef int64_t x_size = r.cols * (4 if r.dtype == DTYPE_F32 else 2), y_size = cnp.PyArray_DIM(out, axis) * 4
+    cdef int64_t x_reach = (r.rows - 1) * r.stride, y_reach = (r.rows - 1) * stride
+    if cnp.PyArray_STRIDE(out, axis) != 4 and cnp.PyArray_DIM(out, axis) > 1 or not cnp.PyArray_ISALIGNED(out):
+        return np.empty_like(out, order="C", subok=False)
+    if x == y and r.dtype == DTYPE_F32 and (stride == r.stride or r.rows == 1) and abs(stride) >= (x_size if axis else 0):
+        return out
+    if (x + min(x_reach, 0) < y + max(y_reach, 0) + y_size) and (y + min(y_reach, 0) < x + max(x_reach, 0) + x_size):
+        return np.empty_like(out, order="C", subok=False)
+    return out

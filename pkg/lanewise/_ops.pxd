@@ -18,12 +18,12 @@ cdef extern from "ops.h":
 
     struct row_args:
         span x, out, temperature
-        int64_t rows, cols, dtype
+        int64_t rows, first_row, cols, dtype
         int64_t x_stride, out_stride, temperature_step
 
     struct top_k_args:
         span x, values, ids, status
-        int64_t rows, cols, dtype
+        int64_t rows, first_row, cols, dtype
         int64_t x_stride, k, width, ties_all, force_exact
 
     struct sample_params:
@@ -41,20 +41,23 @@ cdef extern from "ops.h":
         span x, params, mask
         span bias_ids, bias_values, bias_offsets
         span prompt_ids, prompt_offsets, output_ids, output_offsets
-        span tokens, support_ids, support_logprobs, support_offsets
-        int64_t rows, cols, dtype
+        span tokens, support_ids, support_logprobs, support_counts
+        int64_t rows, first_row, cols, dtype
         int64_t x_stride, mask_kind, mask_stride, mask_width
         int64_t bias_dense, bias_stride, has_u, ties_all, force_exact
         int64_t steps[8]
 
     struct noise_args:
         span out
-        int64_t rows, cols, first, domain
+        int64_t rows, first_row, cols, first, domain
         uint64_t seed, key, step
 
 
 # Runs `op` on the ISA it is bound to, without the GIL. args is the operation's struct.
 cdef int run(int op, const void *args, int64_t cols) except -1
+
+# Whether operations that have a fast path are to take the exact one: a test's switch.
+cdef int64_t force_exact()
 
 # float32 of numbers or an array, rounded to nearest whatever the caller's floating-point mode.
 cdef object to_float32(object array)

@@ -146,6 +146,19 @@ def set_recorder(callable_):
     recorder = callable_
 
 
+cdef int64_t exact_only = 0
+
+
+def set_force_exact(bint on):
+    """Test hook: operations that have a fast path take the exact one."""
+    global exact_only
+    exact_only = on
+
+
+cdef int64_t force_exact():
+    return exact_only
+
+
 cdef list memory(int op, const void *args):
     cdef const span *spans = <const span *>args
     return [PyBytes_FromStringAndSize(<char *>spans[i].ptr, spans[i].bytes) if spans[i].ptr else None
@@ -206,7 +219,7 @@ def run_rows(str op, x, out, int64_t dtype=DTYPE_F32, double temperature=1.0, in
     cols = x.shape[x.ndim - 1]
     t = numpy.array([temperature])
     a.x, a.out, a.temperature = span_of(x), span_of(out), span_of(t)
-    a.rows, a.cols, a.dtype = rows, cols, dtype
+    a.rows, a.first_row, a.cols, a.dtype = rows, 0, cols, dtype
     a.x_stride, a.out_stride, a.temperature_step = x.nbytes // max(rows, 1), out.nbytes // max(rows, 1), 0
     return timed(i, &a, cols, repeats)
 
@@ -216,7 +229,7 @@ def run_noise(str op, out, int64_t first, int64_t domain, uint64_t seed, uint64_
     cdef noise_args a
     cdef int i = NAMES.index(op)
     a.out = span_of(out)
-    a.rows, a.cols, a.first, a.domain = 1, out.size, first, domain
+    a.rows, a.first_row, a.cols, a.first, a.domain = 1, 0, out.size, first, domain
     a.seed, a.key, a.step = seed, key, step
     run(i, &a, out.size)
 

@@ -191,7 +191,7 @@ static int replay(const struct isa_table *table, const struct call *call, const 
   const struct region *regions = (const struct region *)(places + call->spans);
   int64_t args[ARGS_LIMIT / 8], cols;
   memcpy(args, recorded, (size_t)call->args_bytes);
-  memcpy(&cols, recorded + (size_t)call->spans * sizeof(struct span) + sizeof(int64_t), sizeof cols);
+  memcpy(&cols, recorded + (size_t)call->spans * sizeof(struct span) + 2 * sizeof(int64_t), sizeof cols);
   for (int64_t i = 0; i < call->regions; i++) {
     running_bytes[i] = regions[i].bytes;
     struct slot open = open_side(&slots[i], regions[i].bytes);
