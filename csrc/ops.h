@@ -61,7 +61,7 @@ struct sample_args {
   struct span bias_ids, bias_values, bias_offsets; /* int64, float32, int64[rows + 1]; or dense float32 values */
   struct span prompt_ids, prompt_offsets;          /* int64, int64[rows + 1] */
   struct span output_ids, output_offsets;
-  struct span tokens;                                         /* int64[rows] */
+  struct span tokens;                                        /* int64[rows] */
   struct span support_ids, support_logprobs, support_counts; /* int64[rows][cols], float32[rows][cols], int64[rows] */
   int64_t rows, first_row, cols, dtype;
   int64_t x_stride;

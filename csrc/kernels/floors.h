@@ -2,7 +2,7 @@
 
 INLINE void read_max_rows(const struct row_args *a, void *scratch, int dtype) {
   (void)scratch;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     size_t n = (size_t)a->cols, i = 0;
     vf acc[8], v[4];
@@ -30,7 +30,7 @@ INLINE void read_max_rows(const struct row_args *a, void *scratch, int dtype) {
 /* A max pass, then a pass of v_exp and a sum: no blocks, no NaN test, nothing a result would need. */
 INLINE void read_exp_rows(const struct row_args *a, void *scratch, int dtype) {
   read_max_rows(a, scratch, dtype);
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     *out = block_exp_sum(row_of(a->x.ptr, a->x_stride, r), 0, (size_t)a->cols, dtype, *out, 1.0f, NULL);
   }
@@ -41,7 +41,7 @@ static void read_exp(const struct row_args *a, void *scratch) { FOR_DTYPE(read_e
 static void copy(const struct row_args *a, void *scratch) {
   (void)scratch;
   size_t bytes = (size_t)a->cols * (a->dtype == DTYPE_F32 ? 4 : 2);
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     memcpy((char *)a->out.ptr + a->out_stride * r, row_of(a->x.ptr, a->x_stride, r), bytes);
   }
 }

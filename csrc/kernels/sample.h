@@ -101,7 +101,7 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
 
 static void sample(const struct sample_args *a, void *scratch) {
   int64_t *tokens = a->tokens.ptr, *counts = a->support_counts.ptr;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     if (counts) {
       counts[r] = 0;
     }

@@ -88,7 +88,7 @@ INLINE void greedy_row(const void *x, float *out, size_t n, int dtype, float cho
 INLINE void softmax_rows(const struct row_args *a, void *scratch, int dtype) {
   struct block_sum *blocks = scratch;
   size_t n = (size_t)a->cols;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     int greedy;
@@ -118,7 +118,7 @@ INLINE void softmax_rows(const struct row_args *a, void *scratch, int dtype) {
 
 INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype) {
   size_t n = (size_t)a->cols;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     int greedy;
@@ -144,7 +144,7 @@ INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype)
 }
 
 INLINE void logsumexp_rows(const struct row_args *a, void *scratch, int dtype) {
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     int greedy;
     float inverse = inverse_temperature(a, r, &greedy);
@@ -163,7 +163,7 @@ INLINE void logsumexp_rows(const struct row_args *a, void *scratch, int dtype) {
 INLINE void scale_rows(const struct row_args *a, void *scratch, int dtype) {
   (void)scratch;
   size_t n = (size_t)a->cols;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     double t = ((const double *)a->temperature.ptr)[r * a->temperature_step];

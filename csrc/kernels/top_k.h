@@ -218,7 +218,7 @@ INLINE int64_t add_ties(const void *x, size_t n, int dtype, float *values, int64
 
 INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
   size_t n = (size_t)a->cols, k = (size_t)a->k, width = (size_t)a->width, blocks = (n + BLOCK - 1) / BLOCK;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     float *values = (float *)a->values.ptr + width * (size_t)r;
     int64_t *ids = (int64_t *)a->ids.ptr + width * (size_t)r, *status = (int64_t *)a->status.ptr + r;
@@ -256,7 +256,7 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
 INLINE void argmax_rows(const struct top_k_args *a, void *scratch, int dtype) {
   (void)scratch;
   size_t n = (size_t)a->cols;
-  FOR_ROWS(r, a) {
+  FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     int64_t *id = (int64_t *)a->ids.ptr + r, *status = (int64_t *)a->status.ptr + r;
     float best = -INFINITY;
