@@ -4,6 +4,7 @@
 #endif
 #include "host.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,6 +168,27 @@ void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch) {
   lanewise_fp saved = lanewise_enter_fp();
   kernel(args, scratch);
   lanewise_leave_fp(saved);
+}
+
+union any_args {
+#define KERNEL(group, name, args, scratch_bytes) struct args name;
+#include "kernels.def"
+#undef KERNEL
+};
+
+int lanewise_share(struct lanewise_shared *call, void *scratch) {
+  union any_args part;
+  int64_t *rows = (int64_t *)((char *)&part + call->rows_at), first;
+  int last = 0;
+  while ((first = atomic_fetch_add(&call->taken, call->grain)) < call->rows) {
+    int64_t left = call->rows - first, count = left < call->grain ? left : call->grain;
+    memcpy(&part, call->args, call->args_size);
+    rows[0] = count;
+    rows[1] = call->first_row + first;
+    lanewise_run(call->kernel, &part, scratch);
+    last = atomic_fetch_add(&call->done, count) + count == call->rows;
+  }
+  return last;
 }
 
 static int64_t nanoseconds(void) {
