@@ -62,6 +62,9 @@ struct lanewise_shared {
 /* Does rows of the call on this thread. True for the one thread that ends the last of them. */
 int lanewise_share(struct lanewise_shared *call, void *scratch);
 
+/* Whether all rows are done, now or within a time that is shorter than to fall asleep and be woken. */
+int lanewise_soon_done(struct lanewise_shared *call);
+
 /* This thread's scratch, grown to `bytes`; NULL if there is no memory. Freed when the thread ends. */
 void *lanewise_scratch(size_t bytes);
 

@@ -39,6 +39,7 @@ cdef extern from "host.h":
         size_t args_size, rows_at
         int64_t rows, first_row, grain
     int lanewise_share(lanewise_shared *call, void *scratch) noexcept nogil
+    int lanewise_soon_done(lanewise_shared *call) noexcept nogil
     void *lanewise_scratch(size_t bytes) nogil
     void lanewise_time(lanewise_kernel kernel, const void *args, void *scratch, int64_t repeats, int64_t *out) noexcept nogil
 
@@ -191,18 +192,16 @@ cdef void *scratch_for(int op, int64_t cols) except NULL:
 
 # ---- threads ----
 
-# Work is counted in elements read: what a call must have to be shared, what a part of it has, what a row costs beside
-# its elements. Measured (docs/threads.md).
-cdef double crossover
+# Work is counted in elements read. A call is shared from `crossover` on, in parts that are worth taking. Measured:
+# docs/threads.md.
 cdef enum:
-    CROSSOVER = 1 << 18
-    PARTS = 8
-    A_ROW = 1000
-crossover = CROSSOVER
+    CROSSOVER = 1_300_000
+    PARTS = 16  # of a call that is just worth it
+cdef double crossover = CROSSOVER
 
 
 def set_crossover(work=None):
-    """Test hook: calls of at least this much work are shared, in parts of an eighth of it; None for what is measured."""
+    """Test hook: the work from which calls are shared; None for what is measured."""
     global crossover
     crossover = CROSSOVER if work is None else work
 
@@ -261,14 +260,15 @@ cdef const int64_t *rows_of(int op, const void *args) noexcept:
     return <const int64_t *>(<const span *>args + span_counts[op])
 
 
-cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t cols, void *scratch) except -1:
+cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t cols, int64_t row_work,
+                    void *scratch) except -1:
     cdef Job job = Job()
     cdef lanewise_shared *call = &job.call
     cdef int64_t others, parts
     call.kernel, call.args, call.args_size = kernel, args, args_sizes[op]
     call.rows_at = span_counts[op] * sizeof(span)
     call.rows, call.first_row = rows_of(op, args)[0], rows_of(op, args)[1]
-    call.grain = max(1, <int64_t>(crossover / PARTS / (cols + A_ROW)))
+    call.grain = max(1, <int64_t>(crossover / PARTS / row_work))
     job.scratch_bytes = lanewise_scratch_bytes(op, cols)
     parts = (call.rows + call.grain - 1) // call.grain
     others = begin_call()
@@ -277,7 +277,8 @@ cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t co
     finally:  # whatever came between, a signal for instance: workers may be at it already
         with nogil:
             job.work(scratch)
-            PyThread_acquire_lock(job.finished, WAIT_LOCK)
+            if not lanewise_soon_done(call):
+                PyThread_acquire_lock(job.finished, WAIT_LOCK)
         end_call()
     return 0
 
@@ -291,18 +292,25 @@ cdef object to_float32(object array):
         lanewise_leave_fp(saved)
 
 
-cdef int run(int op, const void *args, int64_t cols) except -1:
+cdef int run(int op, const void *args, int64_t cols, int64_t row_work=0) except -1:
     cdef lanewise_kernel kernel = kernel_of(op)
     cdef int64_t rows = rows_of(op, args)[0]
-    if recorder is not None:
-        before = memory(op, args)
     cdef void *scratch = scratch_for(op, cols)
-    if recorder is None and rows > 1 and rows * <double>(cols + A_ROW) >= crossover and _threads.get_num_threads() > 1:
-        return run_shared(op, kernel, args, cols, scratch)
+    row_work = row_work or cols + 200
+    if recorder is not None:
+        return run_recorded(op, kernel, args, scratch)
+    if rows > 1 and rows * <double>row_work >= crossover and _threads.get_num_threads() > 1:
+        return run_shared(op, kernel, args, cols, row_work, scratch)
     with nogil:
         lanewise_run(kernel, args, scratch)
-    if recorder is not None:
-        recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
+    return 0
+
+
+cdef int run_recorded(int op, lanewise_kernel kernel, const void *args, void *scratch) except -1:
+    before = memory(op, args)
+    with nogil:
+        lanewise_run(kernel, args, scratch)
+    recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
     return 0
 
 
