@@ -54,7 +54,7 @@ void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch);
 struct lanewise_shared {
   lanewise_kernel kernel;
   const void *args;
-  size_t args_size, rows_at; /* bytes of the struct, and to its `rows` */
+  size_t args_size, rows_at;      /* bytes of the struct, and to its `rows` */
   int64_t rows, first_row, grain; /* grain: rows taken at a time */
   _Atomic int64_t taken, done;
 };

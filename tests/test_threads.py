@@ -105,9 +105,7 @@ def test_the_number_of_threads_does_not_show(
 
 
 @pytest.mark.parametrize("case", BY_ROW, ids=lambda case: case.name)
-def test_rows_that_a_worker_did_are_the_callers(
-    case: Case, shared: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_a_worker_did_are_the_callers(case: Case, shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = case.inputs(np.random.default_rng(1), 1000, DTYPES["f32"])
     for settings in case.settings(1000):
         with monkeypatch.context() as patch:
@@ -140,9 +138,7 @@ def test_invalid_rows_are_named_as_without_threads(shared: None) -> None:
     assert caught.value.tokens[good].tolist() == draw(x[good], keys=good).tolist()
 
 
-def test_a_bad_argument_is_an_error_before_anything_is_written(
-    shared: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_argument_is_an_error_before_anything_is_written(shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     lanewise.set_num_threads(None)
     monkeypatch.setenv("LANEWISE_NUM_THREADS", "many")
     out = np.full((9, 50), 7, np.float32)

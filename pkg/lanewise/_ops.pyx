@@ -1,5 +1,6 @@
-# cython: language_level=3, freethreading_compatible=True
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """The table of operations: which are compiled, which may run here, which is bound, and how one is run."""
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pythread cimport *
 
@@ -228,6 +229,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=after_fork)
 
 
+@cython.internal
 cdef class Job:
     """A shared call, as workers see it: calling it does rows until none are left."""
     cdef lanewise_shared call

@@ -44,8 +44,8 @@ def groups(root: Path) -> Iterator[Path]:
         else:
             continue
         top, place = mount.split(" ")[3:5]
-        path, outer = PurePosixPath(own.get(controller, "/")).parts, PurePosixPath(top).parts
-        inner = path[len(outer) :] if path[: len(outer)] == outer else ()  # in a container both may be named otherwise
+        group, outer = PurePosixPath(own.get(controller, "/")).parts, PurePosixPath(top).parts
+        inner = group[len(outer) :] if group[: len(outer)] == outer else ()  # a container may see other names
         yield from (root.joinpath(place.lstrip("/"), *inner[:depth]) for depth in range(len(inner) + 1))
 
 
