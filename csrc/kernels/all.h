@@ -15,6 +15,8 @@
 
 #include "mass.h"
 
+#include "nucleus.h"
+
 #include "truncate.h"
 
 #include "few.h"

@@ -100,6 +100,10 @@ struct nucleus {
   uint64_t exact;      /* 0: not known yet */
 };
 
+INLINE struct nucleus whole_nucleus(const struct judged *row, float inverse, double top_p) {
+  return (struct nucleus){row, everything, inverse, top_p, 1, 0, -1.0, -1.0, 0};
+}
+
 /* The three answers below agree wherever two of them dare to answer. */
 enum verdict { OUTSIDE, INSIDE, UNDECIDED };
 
