@@ -19,4 +19,8 @@
 
 #include "arithmetic.h"
 
+#include "filters.h"
+
+#include "edits.h"
+
 #include "floors.h"

@@ -1,0 +1,265 @@
+/* Rows in, rows out: one truncation of logits or probabilities; bias, penalties or a mask written out.
+
+   What a truncation keeps is what sample's step of that name keeps (truncate.h). For probabilities the integer weight is
+   round(2^43 * (p / max)), the division float32's; what is kept leaves as (p / max) * float32(2^43 / its weight), all
+   else as 0. A logit that is kept or not edited leaves with the bits it came with. */
+
+struct filtered {
+  const float *x; /* the row as float32 */
+  float *out;
+  const struct sample_params *p;
+  struct row_state s; /* z is x: nothing here writes to it */
+};
+
+/* As the kernel of that name: a 16-bit NaN becomes the canonical one. */
+static void widen_to(float *out, const void *x, size_t n, int64_t dtype) {
+  const struct row_args a = {.x.ptr = (void *)x, .out.ptr = out, .cols = (int64_t)n, .dtype = dtype};
+  widen(&a, NULL);
+}
+
+static struct filtered open_row(const struct filter_args *a, int64_t row, void *scratch) {
+  size_t n = (size_t)a->cols, room = (n + BLOCK) / BLOCK * BLOCK;
+  float *wide = scratch;
+  const void *x = row_of(a->x.ptr, a->x_stride, row);
+  struct filtered f = {.x = x, .out = (float *)row_of(a->out.ptr, a->out_stride, row)};
+  if (a->dtype != DTYPE_F32) {
+    widen_to(wide, x, n, a->dtype);
+    f.x = wide;
+  }
+  f.p = (const struct sample_params *)a->params.ptr + row;
+  f.s = (struct row_state){.z = (float *)f.x, .n = n, .force_exact = a->force_exact != 0};
+  f.s.maxima = wide + room;
+  f.s.scratch = (char *)(f.s.maxima + room);
+  f.s.temperature = f.p->temperature > 1e30 ? 1e30 : f.p->temperature;
+  f.s.inverse = (float)(1.0 / f.s.temperature);
+  return f;
+}
+
+static int64_t mark_invalid(const struct filtered *f) {
+  fill(f->out, f->s.n, v_max_across(QUIET_NAN));
+  return -1;
+}
+
+/* ---- what is kept ---- */
+
+INLINE vm in_prefix(vf v, size_t i, struct prefix p) {
+  size_t ties = p.last_tie < i ? 0 : min_size(LANES, p.last_tie - i + 1);
+  const vf value = v_set1(p.value);
+  return ties == LANES ? v_ge(v, value)
+         : ties == 0   ? v_gt(v, value)
+                       : m_or(v_gt(v, value), m_and(v_eq(v, value), m_of_bits((1u << ties) - 1u)));
+}
+
+INLINE struct prefix all_of(const struct row_state *s) { return (struct prefix){-INFINITY, s->n}; }
+
+static struct prefix kept_by_top_k(struct row_state *s, const struct sample_params *p, int ties_all) {
+  size_t k = top_k_of(p, s->n);
+  struct prefix kept = k ? first_k(s, k) : all_of(s);
+  if (ties_all) {
+    kept.last_tie = s->n;
+  }
+  return kept;
+}
+
+static struct prefix kept_by_min_p(struct row_state *s, const struct sample_params *p) {
+  if (p->min_p <= 0.0) {
+    return all_of(s);
+  }
+  struct prefix kept = {min_p_bound(p->min_p, s->max, s->temperature), s->n};
+  if (p->min_keep > 1) {
+    struct prefix least = first_k(s, min_size((size_t)p->min_keep, s->n));
+    kept = is_longer(least, kept) ? least : kept;
+  }
+  return kept;
+}
+
+/* ---- masks ---- */
+
+/* z is x, or x with -inf where something else has judged it. */
+static void put_kept(const struct filtered *f, const float *z, struct prefix kept) {
+  const vf rest = v_set1(-INFINITY);
+  size_t n = f->s.n;
+  for (size_t i = 0; i < n; i += LANES) {
+    size_t lanes = min_size(LANES, n - i);
+    vf x = lanes == LANES ? v_load(f->x + i) : v_load_n(f->x + i, lanes, 0.0f);
+    vf v = z == f->x ? x : lanes == LANES ? v_load(z + i) : v_load_n(z + i, lanes, 0.0f);
+    store_upto(f->out, i, n, v_select(in_prefix(v, i, kept), x, rest));
+  }
+}
+
+static void put_nucleus(const struct filtered *f, int ties_all) {
+  struct row_state s = f->s;
+  s.z = (float *)s.scratch;
+  s.scratch += (s.n + BLOCK) / BLOCK * BLOCK * sizeof *s.z;
+  write_out(s.z, f->x, s.n, DTYPE_F32);
+  truncate_top_p(&s, f->p, ties_all);
+  put_kept(f, s.z, (struct prefix){-FLT_MAX, s.n});
+}
+
+static int64_t mask_row(const struct filter_args *a, int64_t row, void *scratch, int step) {
+  struct filtered f = open_row(a, row, scratch);
+  int has_nan = 0, ties_all = a->ties_all != 0;
+  f.s.max = block_max(f.x, 0, f.s.n, DTYPE_F32, &has_nan);
+  if (has_nan || f.s.max == -INFINITY || f.s.max == INFINITY) {
+    return mark_invalid(&f);
+  }
+  if (f.p->temperature < 1e-30) {
+    put_kept(&f, f.x, (struct prefix){f.s.max, first_equal(f.x, f.s.n, DTYPE_F32, f.s.max)});
+  } else if (step == STEP_TOP_K) {
+    put_kept(&f, f.x, kept_by_top_k(&f.s, f.p, ties_all));
+  } else if (step == STEP_MIN_P) {
+    put_kept(&f, f.x, kept_by_min_p(&f.s, f.p));
+  } else if (f.p->top_p < 1.0) {
+    put_nucleus(&f, ties_all);
+  } else {
+    put_kept(&f, f.x, all_of(&f.s));
+  }
+  return 0;
+}
+
+static void mask_rows(const struct filter_args *a, void *scratch, int step) {
+  FOR_ROWS (r, a) {
+    ((int64_t *)a->status.ptr)[r] = mask_row(a, r, scratch, step);
+  }
+}
+static void top_k_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_TOP_K); }
+static void top_p_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_TOP_P); }
+static void min_p_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_MIN_P); }
+
+/* ---- renorms ---- */
+
+/* The largest; 0 unless all are probabilities, one of them above 0. */
+static float largest_probability(const float *x, size_t n) {
+  const vf zero = v_set1(0.0f);
+  vm proper = m_of_bits(0xffffu);
+  vf most = zero;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f);
+    proper = m_and(proper, v_ge(v, zero));
+    most = v_max(v, most);
+  }
+  float max = v_max_across(most);
+  return m_bits(proper) == 0xffffu && max < INFINITY ? max : 0.0f;
+}
+
+static uint64_t mass_of(const float *x, size_t n, float max, struct prefix kept) {
+  const vf most = v_set1(max);
+  vw acc = w_zero();
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f); /* 0 weighs nothing */
+    vm which = in_prefix(v, i, kept);
+    if (m_bits(which)) {
+      acc = w_add(acc, v_keep(which, v_div(v, most)));
+    }
+  }
+  return w_total(acc);
+}
+
+static uint64_t weight_of(float x, float max) {
+  uint64_t w[LANES];
+  w_store(w, v_div(v_set1(x), v_set1(max)));
+  return w[0];
+}
+
+static void extremes(const float *x, size_t n, float *least, float *most) {
+  vf low = v_set1(INFINITY), high = v_set1(0.0f);
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, x[i]);
+    low = v_min(v, low);
+    high = v_max(v, high);
+  }
+  *least = -v_max_across(v_sub(v_set1(0.0f), low));
+  *most = v_max_across(high);
+}
+
+/* What reaches the bound, or what does not, into `to`, which may be x: stores never pass what has been read. */
+static size_t pick_side(float *to, const float *x, size_t n, float bound, int reaching) {
+  const vf t = v_set1(bound);
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, NAN);
+    count += v_compress(to + count, v, reaching ? v_ge(v, t) : v_gt(t, v));
+  }
+  return count;
+}
+
+static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
+  const vf wanted = v_set1(value);
+  for (size_t i = 0;; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, NAN);
+    unsigned hits = m_bits(v_eq(v, wanted)), count = (unsigned)__builtin_popcount(hits);
+    if (nth <= count) {
+      while (--nth) {
+        hits &= hits - 1;
+      }
+      return i + (size_t)__builtin_ctz(hits);
+    }
+    nth -= count;
+  }
+}
+
+/* The prefix with whose last entry the running weight reaches limit. Bisects the ordered bit patterns between the
+   extremes of what is left, so that something goes in every round and 31 rounds are the most, whatever the values. */
+static struct prefix reach_mass(const float *x, size_t n, float max, uint64_t limit, char *scratch) {
+  float *left = list_in(&scratch, n).value, least, most;
+  const float *v = x;
+  size_t count = n;
+  uint64_t above = 0; /* the weight of what was taken off the top; the entry sought is never below `least` */
+  for (extremes(v, count, &least, &most); least < most; extremes(v, count, &least, &most)) {
+    uint32_t low = order_key(least), high = order_key(most);
+    float middle = key_value(low + (high - low + 1) / 2);
+    uint64_t mass = above + mass_of(v, count, max, (struct prefix){middle, count});
+    int reached = mass >= limit;
+    count = pick_side(left, v, count, middle, reached);
+    above = reached ? above : mass;
+    v = left;
+  }
+  uint64_t w = weight_of(least, max);
+  return (struct prefix){least, nth_equal(x, n, least, (limit - above + w - 1) / w)};
+}
+
+static struct prefix kept_by_mass(const struct filtered *f, int ties_all) {
+  const struct row_state *s = &f->s;
+  struct prefix kept = all_of(s);
+  if (f->p->top_p < 1.0) {
+    uint64_t limit = top_p_limit(f->p->top_p, mass_of(f->x, s->n, s->max, kept));
+    kept = reach_mass(f->x, s->n, s->max, limit, s->scratch);
+  }
+  if (ties_all) {
+    kept.last_tie = s->n;
+  }
+  return kept;
+}
+
+static void put_renormed(const struct filtered *f, struct prefix kept) {
+  size_t n = f->s.n;
+  const vf most = v_set1(f->s.max);
+  const vf factor = v_set1((float)(0x1p43 / (double)mass_of(f->x, n, f->s.max, kept)));
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(f->x + i) : v_load_n(f->x + i, n - i, 0.0f), out = v_set1(0.0f);
+    vm which = in_prefix(v, i, kept);
+    if (m_bits(which)) {
+      out = v_keep(which, v_mul(v_div(v, most), factor));
+    }
+    store_upto(f->out, i, n, out);
+  }
+}
+
+static int64_t renorm_row(const struct filter_args *a, int64_t row, void *scratch, int step) {
+  struct filtered f = open_row(a, row, scratch);
+  int ties_all = a->ties_all != 0;
+  f.s.max = largest_probability(f.x, f.s.n);
+  if (f.s.max == 0.0f) {
+    return mark_invalid(&f);
+  }
+  put_renormed(&f, step == STEP_TOP_K ? kept_by_top_k(&f.s, f.p, ties_all) : kept_by_mass(&f, ties_all));
+  return 0;
+}
+
+static void renorm_rows(const struct filter_args *a, void *scratch, int step) {
+  FOR_ROWS (r, a) {
+    ((int64_t *)a->status.ptr)[r] = renorm_row(a, r, scratch, step);
+  }
+}
+static void top_k_renorm(const struct filter_args *a, void *scratch) { renorm_rows(a, scratch, STEP_TOP_K); }
+static void top_p_renorm(const struct filter_args *a, void *scratch) { renorm_rows(a, scratch, STEP_TOP_P); }
