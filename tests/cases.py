@@ -421,9 +421,7 @@ FILTERS = [
         run_edit(lanewise.apply_penalties),
         lambda x, s: each(reference.apply_penalties, x, s),
     ),
-    Case(
-        "apply_bias", rows(ANY), biases, run_edit(lanewise.apply_bias), lambda x, s: each(reference.apply_bias, x, s)
-    ),
+    Case("apply_bias", rows(ANY), biases, run_edit(lanewise.apply_bias), lambda x, s: each(reference.apply_bias, x, s)),
     Case("apply_token_bitmask", rows(ANY), masks, run_edit(lanewise.apply_token_bitmask), bitmask_reference),
 ]
 

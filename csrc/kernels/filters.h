@@ -1,8 +1,8 @@
 /* Rows in, rows out: one truncation of logits or probabilities; bias, penalties or a mask written out.
 
-   What a truncation keeps is what sample's step of that name keeps (truncate.h). For probabilities the integer weight is
-   round(2^43 * (p / max)), the division float32's; what is kept leaves as (p / max) * float32(2^43 / its weight), all
-   else as 0. A logit that is kept or not edited leaves with the bits it came with. */
+   What a truncation keeps is what sample's step of that name keeps (truncate.h). For probabilities the integer weight
+   is round(2^43 * (p / max)), the division float32's; what is kept leaves as (p / max) * float32(2^43 / its weight),
+   all else as 0. A logit that is kept or not edited leaves with the bits it came with. */
 
 struct filtered {
   const float *x; /* the row as float32 */
@@ -42,13 +42,19 @@ static int64_t mark_invalid(const struct filtered *f) {
 
 /* ---- what is kept ---- */
 
-INLINE vm in_prefix(vf v, size_t i, struct prefix p) {
-  size_t ties = p.last_tie < i ? 0 : min_size(LANES, p.last_tie - i + 1);
-  const vf value = v_set1(p.value);
-  return ties == LANES ? v_ge(v, value)
-         : ties == 0   ? v_gt(v, value)
-                       : m_or(v_gt(v, value), m_and(v_eq(v, value), m_of_bits((1u << ties) - 1u)));
+/* A prefix as bounds to reach: its value up to the vector at which ties end, the float above from there on. */
+struct cut {
+  vf bound[3]; /* before that vector, in it, behind it */
+  size_t at;
+};
+
+static struct cut cut_of(struct prefix p) {
+  size_t at = p.last_tie / LANES * LANES;
+  const vf tied = v_set1(p.value), rest = v_set1(key_value(order_key(p.value) + 1));
+  return (struct cut){{tied, v_select(m_of_bits((2u << (p.last_tie - at)) - 1u), tied, rest), rest}, at};
 }
+
+INLINE vm is_kept(const struct cut *c, size_t i, vf v) { return v_ge(v, c->bound[(i >= c->at) + (i > c->at)]); }
 
 INLINE struct prefix all_of(const struct row_state *s) { return (struct prefix){-INFINITY, s->n}; }
 
@@ -75,15 +81,17 @@ static struct prefix kept_by_min_p(struct row_state *s, const struct sample_para
 
 /* ---- masks ---- */
 
-/* z is x, or x with -inf where something else has judged it. */
-static void put_kept(const struct filtered *f, const float *z, struct prefix kept) {
+/* x where z, which is x or x with -inf where something else has judged it, is kept; else -inf. */
+static void put_kept(float *out, const float *x, const float *z, size_t n, struct prefix kept) {
+  const struct cut cut = cut_of(kept);
   const vf rest = v_set1(-INFINITY);
-  size_t n = f->s.n;
-  for (size_t i = 0; i < n; i += LANES) {
-    size_t lanes = min_size(LANES, n - i);
-    vf x = lanes == LANES ? v_load(f->x + i) : v_load_n(f->x + i, lanes, 0.0f);
-    vf v = z == f->x ? x : lanes == LANES ? v_load(z + i) : v_load_n(z + i, lanes, 0.0f);
-    store_upto(f->out, i, n, v_select(in_prefix(v, i, kept), x, rest));
+  size_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    v_store(out + i, v_select(is_kept(&cut, i, v_load(z + i)), v_load(x + i), rest));
+  }
+  if (i < n) {
+    vm which = is_kept(&cut, i, v_load_n(z + i, n - i, 0.0f));
+    v_store_n(out + i, n - i, v_select(which, v_load_n(x + i, n - i, 0.0f), rest));
   }
 }
 
@@ -93,7 +101,7 @@ static void put_nucleus(const struct filtered *f, int ties_all) {
   s.scratch += (s.n + BLOCK) / BLOCK * BLOCK * sizeof *s.z;
   write_out(s.z, f->x, s.n, DTYPE_F32);
   truncate_top_p(&s, f->p, ties_all);
-  put_kept(f, s.z, (struct prefix){-FLT_MAX, s.n});
+  put_kept(f->out, f->x, s.z, s.n, (struct prefix){-FLT_MAX, s.n});
 }
 
 static int64_t mask_row(const struct filter_args *a, int64_t row, void *scratch, int step) {
@@ -103,17 +111,18 @@ static int64_t mask_row(const struct filter_args *a, int64_t row, void *scratch,
   if (has_nan || f.s.max == -INFINITY || f.s.max == INFINITY) {
     return mark_invalid(&f);
   }
+  struct prefix kept = all_of(&f.s);
   if (f.p->temperature < 1e-30) {
-    put_kept(&f, f.x, (struct prefix){f.s.max, first_equal(f.x, f.s.n, DTYPE_F32, f.s.max)});
+    kept = (struct prefix){f.s.max, first_equal(f.x, f.s.n, DTYPE_F32, f.s.max)};
   } else if (step == STEP_TOP_K) {
-    put_kept(&f, f.x, kept_by_top_k(&f.s, f.p, ties_all));
+    kept = kept_by_top_k(&f.s, f.p, ties_all);
   } else if (step == STEP_MIN_P) {
-    put_kept(&f, f.x, kept_by_min_p(&f.s, f.p));
+    kept = kept_by_min_p(&f.s, f.p);
   } else if (f.p->top_p < 1.0) {
     put_nucleus(&f, ties_all);
-  } else {
-    put_kept(&f, f.x, all_of(&f.s));
+    return 0;
   }
+  put_kept(f.out, f.x, f.x, f.s.n, kept);
   return 0;
 }
 
@@ -143,11 +152,12 @@ static float largest_probability(const float *x, size_t n) {
 }
 
 static uint64_t mass_of(const float *x, size_t n, float max, struct prefix kept) {
+  const struct cut cut = cut_of(kept);
   const vf most = v_set1(max);
   vw acc = w_zero();
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f); /* 0 weighs nothing */
-    vm which = in_prefix(v, i, kept);
+    vm which = is_kept(&cut, i, v);
     if (m_bits(which)) {
       acc = w_add(acc, v_keep(which, v_div(v, most)));
     }
@@ -233,11 +243,12 @@ static struct prefix kept_by_mass(const struct filtered *f, int ties_all) {
 
 static void put_renormed(const struct filtered *f, struct prefix kept) {
   size_t n = f->s.n;
+  const struct cut cut = cut_of(kept);
   const vf most = v_set1(f->s.max);
   const vf factor = v_set1((float)(0x1p43 / (double)mass_of(f->x, n, f->s.max, kept)));
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(f->x + i) : v_load_n(f->x + i, n - i, 0.0f), out = v_set1(0.0f);
-    vm which = in_prefix(v, i, kept);
+    vm which = is_kept(&cut, i, v);
     if (m_bits(which)) {
       out = v_keep(which, v_mul(v_div(v, most), factor));
     }

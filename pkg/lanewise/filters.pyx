@@ -25,19 +25,14 @@ cdef tuple shape_of(rows_t *r):
 # ---- truncations ----
 
 
-# One a row, for r.rows rows, of what does nothing; `one` serves a single row. Returns what owns the memory.
-cdef object neutral_params(span *params, sample_params *one, rows_t *r):
-    cdef int64_t i
+# One a row, all zeros; `one` serves a single row. Returns what owns the memory.
+cdef object fresh_params(span *params, sample_params *one, rows_t *r):
     owner = None
     params.ptr, params.bytes = one, sizeof(sample_params)
     if r.rows != 1:
         owner = np.empty((r.rows, sizeof(sample_params)), np.uint8)  # NumPy sees when that is too much
         params[0] = whole(owner)
     memset(params.ptr, 0, params.bytes)
-    for i in range(r.rows):
-        (<sample_params *>params.ptr)[i].temperature = 1.0
-        (<sample_params *>params.ptr)[i].top_p = 1.0
-        (<sample_params *>params.ptr)[i].min_keep = 1
     return owner
 
 
@@ -56,18 +51,13 @@ cdef object truncated(int op, str name, object x, object k, object p, object min
     owner = logits_rows(x, &r, "probs" if probabilities else "logits")
     if r.cols > SAMPLE_MAX_VOCAB:
         raise ValueError(f"{name} takes up to {SAMPLE_MAX_VOCAB} ids, got {r.cols}")
-    params_owner = neutral_params(&a.params, &one, &r)
+    params_owner = fresh_params(&a.params, &one, &r)
     params = <sample_params *>a.params.ptr
-    if k is not None:
-        fill_integers(&params.top_k, size, r.rows, k, "k", INT64_MIN, INT64_MAX)
-    if p is not None:
-        fill_doubles(&params.top_p, size, r.rows, p, "p", -INFINITY, INFINITY)
-    if min_p is not None:
-        fill_doubles(&params.min_p, size, r.rows, min_p, "min_p", 0.0, 1.0)
-    if temperature is not None:
-        fill_doubles(&params.temperature, size, r.rows, temperature, "temperature", 0.0, DBL_MAX)
-    if min_keep is not None:
-        fill_integers(&params.min_keep, size, r.rows, min_keep, "min_keep", 0, INT64_MAX)
+    fill_integers(&params.top_k, size, r.rows, k, "k", INT64_MIN, INT64_MAX)
+    fill_doubles(&params.top_p, size, r.rows, p, "p", -INFINITY, INFINITY)
+    fill_doubles(&params.min_p, size, r.rows, min_p, "min_p", 0.0, 1.0)
+    fill_doubles(&params.temperature, size, r.rows, temperature, "temperature", 0.0, DBL_MAX)
+    fill_integers(&params.min_keep, size, r.rows, min_keep, "min_keep", 0, INT64_MAX)
     shape = shape_of(&r)
     result = np.empty(shape, np.float32) if out is None else check_out(out, shape, cnp.NPY_FLOAT32, "out")
     written = result if out is None else target(result, &r)
@@ -104,7 +94,7 @@ def top_k_mask(logits, k, *, min_keep=1, ties="lowest", on_invalid="raise", out=
     >>> lanewise.top_k_mask(np.float32([1.0, 5.0, 3.0, 5.0]), 2)
     array([-inf,   5., -inf,   5.], dtype=float32)
     """
-    return truncated(OP_top_k_mask, "top_k_mask", logits, k, None, None, None, min_keep, ties, on_invalid, out)
+    return truncated(OP_top_k_mask, "top_k_mask", logits, k, 1.0, 0.0, 1.0, min_keep, ties, on_invalid, out)
 
 
 def top_p_mask(logits, p, *, temperature=1.0, min_keep=1, ties="lowest", on_invalid="raise", out=None):
@@ -117,7 +107,7 @@ def top_p_mask(logits, p, *, temperature=1.0, min_keep=1, ties="lowest", on_inva
     >>> lanewise.top_p_mask(np.log(np.float32([0.5, 0.2, 0.3])), 0.6).round(1)
     array([-0.7, -inf, -1.2], dtype=float32)
     """
-    return truncated(OP_top_p_mask, "top_p_mask", logits, None, p, None, temperature, min_keep, ties, on_invalid, out)
+    return truncated(OP_top_p_mask, "top_p_mask", logits, 0, p, 0.0, temperature, min_keep, ties, on_invalid, out)
 
 
 def min_p_mask(logits, min_p, *, temperature=1.0, min_keep=1, on_invalid="raise", out=None):
@@ -128,7 +118,7 @@ def min_p_mask(logits, min_p, *, temperature=1.0, min_keep=1, on_invalid="raise"
     >>> lanewise.min_p_mask(np.float32([-1.0, -2.0, -30.0]), 0.1)
     array([ -1.,  -2., -inf], dtype=float32)
     """
-    return truncated(OP_min_p_mask, "min_p_mask", logits, None, None, min_p, temperature, min_keep, "lowest",
+    return truncated(OP_min_p_mask, "min_p_mask", logits, 0, 1.0, min_p, temperature, min_keep, "lowest",
                      on_invalid, out)
 
 
@@ -141,7 +131,7 @@ def top_k_renorm(probs, k, *, ties="lowest", on_invalid="raise", out=None):
     >>> lanewise.top_k_renorm(np.float32([0.125, 0.5, 0.25, 0.125]), 2).round(3)
     array([0.   , 0.667, 0.333, 0.   ], dtype=float32)
     """
-    return truncated(OP_top_k_renorm, "top_k_renorm", probs, k, None, None, None, None, ties, on_invalid, out)
+    return truncated(OP_top_k_renorm, "top_k_renorm", probs, k, 1.0, 0.0, 1.0, 1, ties, on_invalid, out)
 
 
 def top_p_renorm(probs, p, *, ties="lowest", on_invalid="raise", out=None):
@@ -153,7 +143,7 @@ def top_p_renorm(probs, p, *, ties="lowest", on_invalid="raise", out=None):
     >>> lanewise.top_p_renorm(np.float32([0.125, 0.5, 0.25, 0.125]), 0.5)
     array([0., 1., 0., 0.], dtype=float32)
     """
-    return truncated(OP_top_p_renorm, "top_p_renorm", probs, None, p, None, None, None, ties, on_invalid, out)
+    return truncated(OP_top_p_renorm, "top_p_renorm", probs, 0, p, 0.0, 1.0, 1, ties, on_invalid, out)
 
 
 # ---- edits ----
@@ -186,7 +176,7 @@ cdef object edited(int op, object logits, object repetition, object frequency, o
     memset(&edits, 0, sizeof(edits))
     owner = logits_rows(logits, &r, "logits")
     if op == OP_apply_penalties:
-        params_owner = neutral_params(&a.params, &one, &r)
+        params_owner = fresh_params(&a.params, &one, &r)
         params = <sample_params *>a.params.ptr
         fill_doubles(&params.repetition_penalty, size, r.rows, repetition, "repetition_penalty", FLT_MIN, FLT_MAX)
         fill_doubles(&params.frequency_penalty, size, r.rows, frequency, "frequency_penalty", -FLT_MAX, FLT_MAX)
@@ -200,7 +190,7 @@ cdef object edited(int op, object logits, object repetition, object frequency, o
     written = result = rows_out(out, &r, &a, op == OP_apply_token_bitmask)
     if out is not None:
         written = target(result, &r)
-        if any([np.may_share_memory(written, array) for array in kept]):
+        if op != OP_apply_penalties and np.may_share_memory(written, kept[0]):  # a mask or a dense bias
             written = np.empty_like(written, order="C", subok=False)
     a.x, a.out = rows_span(&r), whole(written)
     a.out_stride = 0 if r.single else cnp.PyArray_STRIDE(written, 0)
