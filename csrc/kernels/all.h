@@ -21,6 +21,6 @@
 
 #include "filters.h"
 
-#include "edits.h"
+#include "apply.h"
 
 #include "floors.h"

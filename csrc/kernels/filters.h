@@ -1,8 +1,8 @@
-/* Rows in, rows out: one truncation of logits or probabilities; bias, penalties or a mask written out.
+/* One truncation of a row, written out: logits, -inf where not kept; or the probabilities kept, over their sum.
 
-   What a truncation keeps is what sample's step of that name keeps (truncate.h). For probabilities the integer weight
-   is round(2^43 * (p / max)), the division float32's; what is kept leaves as (p / max) * float32(2^43 / its weight),
-   all else as 0. A logit that is kept or not edited leaves with the bits it came with. */
+   What is kept is what sample's step of that name keeps (truncate.h), so an invalid row is one that sample would
+   refuse; it leaves as NaN. For probabilities the integer weight is round(2^43 * (p / max)), the division float32's;
+   what is kept leaves as (p / max) * float32(2^43 / the weight kept). */
 
 struct filtered {
   const float *x; /* the row as float32 */

@@ -8,7 +8,6 @@ from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Tie
 _Rows = TypeVar("_Rows", bound=NDArray[Any])  # float32, or the dtype of the logits
 
 __test__: dict[str, str]  # added by Cython
-NOT_PROBABILITIES: str
 
 def top_k_mask(
     logits: Array,

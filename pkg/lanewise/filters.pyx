@@ -12,7 +12,7 @@ from lanewise._arguments cimport check_on_invalid, check_ties, fill_doubles, fil
 from lanewise._arrays cimport check_out, is_bfloat16, logits_rows, rows_span, rows_t, target, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport fill_edits
-from lanewise.errors import REASON, InvalidLogitsError
+from lanewise.errors import InvalidLogitsError
 
 cnp.import_array()
 
@@ -75,12 +75,11 @@ cdef object truncated(int op, str name, object x, object k, object p, object min
         result[...] = written
     if on_invalid == "raise":
         invalid = np.flatnonzero(statuses).tolist() if statuses is not None else [0] if status else []
+        if invalid and probabilities:
+            raise InvalidLogitsError(invalid, result, "a NaN, +inf or negative number, or none above 0")
         if invalid:
-            raise InvalidLogitsError(invalid, result, NOT_PROBABILITIES if probabilities else REASON)
+            raise InvalidLogitsError(invalid, result)
     return result
-
-
-NOT_PROBABILITIES = "a NaN, +inf or negative number among the probabilities, or none above 0"
 
 
 def top_k_mask(logits, k, *, min_keep=1, ties="lowest", on_invalid="raise", out=None):

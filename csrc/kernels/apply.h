@@ -1,4 +1,5 @@
-/* Bias, penalties or a mask, written out as sample sees them (edit.h). In place, only what changes is touched. */
+/* Penalties, a bias or a mask, written out as sample sees them (edit.h). What is not named keeps its bits and, in
+   place, is not touched. */
 
 /* The row to be edited: out, after x was copied there unless it is the same memory. */
 static void *copied_row(const struct edit_args *a, int64_t row) {
