@@ -194,11 +194,13 @@ static size_t pick_side(float *to, const float *x, size_t n, float bound, int re
 }
 
 static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
-  const vf wanted = v_set1(value);
+  float equals[LANES];
   for (size_t i = 0;; i += LANES) {
     vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, NAN);
-    unsigned hits = m_bits(v_eq(v, wanted)), count = (unsigned)__builtin_popcount(hits);
+    vm equal = v_eq(v, v_set1(value));
+    size_t count = v_compress(equals, v, equal);
     if (nth <= count) {
+      unsigned hits = m_bits(equal);
       while (--nth) {
         hits &= hits - 1;
       }
