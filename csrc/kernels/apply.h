@@ -63,64 +63,34 @@ static void apply_bias(const struct edit_args *a, void *scratch) {
 
 /* ---- masks ---- */
 
-/* Bit i: whether byte i is not 0, of 8. */
-INLINE uint32_t nonzero8(const uint8_t *bytes) {
-  const uint64_t low7 = 0x7f7f7f7f7f7f7f7fu;
-  uint64_t v;
-  memcpy(&v, bytes, sizeof v);
-  v = (((v & low7) + low7) | v) & ~low7;
-  return (uint32_t)((v >> 7) * 0x0102040810204080u >> 56);
-}
-
-/* What is allowed of the 32 ids from i on; nothing beyond the mask's width. */
-INLINE uint32_t allowed32(const void *mask, int64_t kind, size_t i, size_t width) {
-  if (i >= width) {
-    return 0;
-  }
-  if (kind == MASK_BITS) {
-    return ((const uint32_t *)mask)[i / 32];
-  }
-  const uint8_t *bytes = (const uint8_t *)mask + i;
-  uint8_t tail[32] = {0};
-  if (width - i < 32) {
-    memcpy(tail, bytes, width - i);
-    bytes = tail;
-  }
-  return nonzero8(bytes) | nonzero8(bytes + 8) << 8 | nonzero8(bytes + 16) << 16 | nonzero8(bytes + 24) << 24;
-}
-
-INLINE void forbid16_f32(float *z, size_t lanes, uint32_t allowed) {
-  if (lanes >= LANES) {
-    v_store(z, v_select(m_of_bits(allowed), v_load(z), v_set1(-INFINITY)));
+INLINE void forbid16(float *z, size_t lanes, unsigned allowed) {
+  const vm keep = m_of_bits(allowed);
+  if (lanes == LANES) {
+    v_store(z, v_select(keep, v_load(z), v_set1(-INFINITY)));
   } else {
-    v_store_n(z, lanes, v_select(m_of_bits(allowed), v_load_n(z, lanes, 0.0f), v_set1(-INFINITY)));
+    v_store_n(z, lanes, v_select(keep, v_load_n(z, lanes, 0.0f), v_set1(-INFINITY)));
   }
 }
 
-INLINE void forbid32_f32(float *z, size_t lanes, uint32_t allowed) {
-  if ((allowed & 0xffffu) != 0xffffu) {
-    forbid16_f32(z, lanes, allowed & 0xffffu);
-  }
-  if (allowed >> 16 != 0xffffu && lanes > LANES) {
-    forbid16_f32(z + LANES, lanes - LANES, allowed >> 16);
+static void forbid64(float *z, size_t count, uint64_t allowed) {
+  for (size_t i = 0; i < count; i += LANES, allowed >>= LANES) {
+    if ((allowed & 0xffffu) != 0xffffu) {
+      forbid16(z + i, min_size(LANES, count - i), (unsigned)(allowed & 0xffffu));
+    }
   }
 }
 
-/* Four 16-bit lanes: the product puts bit j at 16 j. */
-INLINE void forbid4_half(uint16_t *z, uint32_t allowed, uint64_t lowest) {
-  uint64_t v, keep = ((allowed & 15) * 0x0000200040008001u & 0x0001000100010001u) * 0xffffu;
-  memcpy(&v, z, sizeof v);
-  v = (v & keep) | (lowest & ~keep);
-  memcpy(z, &v, sizeof v);
-}
-
-static void forbid32_half(uint16_t *z, size_t lanes, uint32_t allowed, uint64_t lowest) {
-  size_t j = 0;
-  for (; j + 4 <= lanes; j += 4) {
-    forbid4_half(z + j, allowed >> j, lowest);
+/* Of 16-bit logits, four at a time: the product puts bit j at 16 j. */
+static void forbid64_half(uint16_t *z, size_t count, uint64_t allowed, uint64_t lowest) {
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4, allowed >>= 4) {
+    uint64_t v, keep = ((allowed & 15) * 0x0000200040008001u & 0x0001000100010001u) * 0xffffu;
+    memcpy(&v, z + i, sizeof v);
+    v = (v & keep) | (lowest & ~keep);
+    memcpy(z + i, &v, sizeof v);
   }
-  for (; j < lanes; j++) {
-    z[j] = allowed >> j & 1 ? z[j] : (uint16_t)lowest;
+  for (; i < count; i++, allowed >>= 1) {
+    z[i] = allowed & 1 ? z[i] : (uint16_t)lowest;
   }
 }
 
@@ -130,17 +100,17 @@ static void apply_token_bitmask(const struct edit_args *a, void *scratch) {
   size_t n = (size_t)a->cols;
   FOR_ROWS (r, a) {
     void *z = copied_row(a, r);
-    const void *mask = row_of(a->mask.ptr, a->mask_stride, r);
-    for (size_t i = 0; i < n; i += 32) {
-      uint32_t allowed = allowed32(mask, a->mask_kind, i, (size_t)a->mask_width);
-      size_t lanes = min_size(32, n - i);
-      if (allowed == 0xffffffffu) {
+    const struct mask mask = {row_of(a->mask.ptr, a->mask_stride, r), a->mask_kind, min_size((size_t)a->mask_width, n)};
+    for (size_t first = 0; first < n; first += 64) {
+      uint64_t allowed = allowed64(&mask, first);
+      size_t count = min_size(64, n - first);
+      if (allowed == ~(uint64_t)0) {
         continue;
       }
       if (a->out_dtype == DTYPE_F32) {
-        forbid32_f32((float *)z + i, lanes, allowed);
+        forbid64((float *)z + first, count, allowed);
       } else {
-        forbid32_half((uint16_t *)z + i, lanes, allowed, lowest);
+        forbid64_half((uint16_t *)z + first, count, allowed, lowest);
       }
     }
   }

@@ -8,7 +8,9 @@ struct filtered {
   const float *x; /* the row as float32 */
   float *out;
   const struct sample_params *p;
-  struct row_state s; /* z is x: nothing here writes to it */
+  struct judged row; /* x; maxima once someone has found them */
+  char *scratch;
+  int ties_all, force_exact;
 };
 
 /* As the kernel of that name: a 16-bit NaN becomes the canonical one. */
@@ -17,63 +19,67 @@ static void widen_to(float *out, const void *x, size_t n, int64_t dtype) {
   widen(&a, NULL);
 }
 
-static struct filtered open_row(const struct filter_args *a, int64_t row, void *scratch) {
-  size_t n = (size_t)a->cols, room = (n + BLOCK) / BLOCK * BLOCK;
-  float *wide = scratch;
+static struct filtered open_row(const struct filter_args *a, int64_t row, char *scratch) {
+  size_t n = (size_t)a->cols;
   const void *x = row_of(a->x.ptr, a->x_stride, row);
   struct filtered f = {.x = x, .out = (float *)row_of(a->out.ptr, a->out_stride, row)};
   if (a->dtype != DTYPE_F32) {
+    float *wide = (float *)take(&scratch, n * sizeof *wide);
     widen_to(wide, x, n, a->dtype);
     f.x = wide;
   }
+  f.row = plain_row(f.x, n, DTYPE_F32, NULL);
+  f.row.maxima = (float *)take(&scratch, (f.row.blocks + LANES) * sizeof *f.row.maxima);
   f.p = (const struct sample_params *)a->params.ptr + row;
-  f.s = (struct row_state){.z = (float *)f.x, .n = n, .force_exact = a->force_exact != 0};
-  f.s.maxima = wide + room;
-  f.s.scratch = (char *)(f.s.maxima + room);
-  f.s.temperature = f.p->temperature > 1e30 ? 1e30 : f.p->temperature;
-  f.s.inverse = (float)(1.0 / f.s.temperature);
+  f.scratch = scratch;
+  f.ties_all = a->ties_all != 0;
+  f.force_exact = a->force_exact != 0;
   return f;
 }
 
 static int64_t mark_invalid(const struct filtered *f) {
-  fill(f->out, f->s.n, v_max_across(QUIET_NAN));
+  fill(f->out, f->row.n, v_max_across(QUIET_NAN));
   return -1;
 }
 
 /* ---- what is kept ---- */
 
-/* A prefix as bounds to reach: its value up to the vector at which ties end, the float above from there on. */
+/* A prefix as bounds to reach: its value up to the vector in which ties end, the float above from there on. */
 struct cut {
   vf bound[3]; /* before that vector, in it, behind it */
   size_t at;
 };
 
 static struct cut cut_of(struct prefix p) {
-  size_t at = p.last_tie / LANES * LANES;
+  size_t at = p.end / LANES * LANES;
   const vf tied = v_set1(p.value), rest = v_set1(key_value(order_key(p.value) + 1));
-  return (struct cut){{tied, v_select(m_of_bits((2u << (p.last_tie - at)) - 1u), tied, rest), rest}, at};
+  return (struct cut){{tied, v_select(m_of_bits((1u << (p.end - at)) - 1u), tied, rest), rest}, at};
 }
 
 INLINE vm is_kept(const struct cut *c, size_t i, vf v) { return v_ge(v, c->bound[(i >= c->at) + (i > c->at)]); }
 
-INLINE struct prefix all_of(const struct row_state *s) { return (struct prefix){-INFINITY, s->n}; }
-
-static struct prefix kept_by_top_k(struct row_state *s, const struct sample_params *p, int ties_all) {
-  size_t k = top_k_of(p, s->n);
-  struct prefix kept = k ? first_k(s, k) : all_of(s);
-  if (ties_all) {
-    kept.last_tie = s->n;
+/* Needs the maxima. */
+static struct prefix first_in_row(const struct filtered *f, size_t k) {
+  if (f->force_exact || k > f->row.blocks) {
+    return select_count(f->x, f->row.n, k, f->scratch);
   }
-  return kept;
+  char *scratch = f->scratch;
+  const struct list first = first_of(&f->row, k, &scratch);
+  return last_of(&first);
 }
 
-static struct prefix kept_by_min_p(struct row_state *s, const struct sample_params *p) {
-  if (p->min_p <= 0.0) {
-    return all_of(s);
+static struct prefix kept_by_top_k(const struct filtered *f) {
+  size_t k = top_k_of(f->p, f->row.n);
+  return k ? first_in_row(f, k) : everything;
+}
+
+static struct prefix kept_by_min_p(const struct filtered *f, double temperature) {
+  if (f->p->min_p <= 0.0) {
+    return everything;
   }
-  struct prefix kept = {min_p_bound(p->min_p, s->max, s->temperature), s->n};
-  if (p->min_keep > 1) {
-    struct prefix least = first_k(s, min_size((size_t)p->min_keep, s->n));
+  struct prefix kept = {min_p_bound(f->p->min_p, f->row.max, temperature), f->row.n};
+  if (f->p->min_keep > 1) {
+    struct prefix least = first_in_row(f, min_size((size_t)f->p->min_keep, f->row.n));
     kept = is_longer(least, kept) ? least : kept;
   }
   return kept;
@@ -95,34 +101,41 @@ static void put_kept(float *out, const float *x, const float *z, size_t n, struc
   }
 }
 
-static void put_nucleus(const struct filtered *f, int ties_all) {
-  struct row_state s = f->s;
-  s.z = (float *)s.scratch;
-  s.scratch += (s.n + BLOCK) / BLOCK * BLOCK * sizeof *s.z;
-  write_out(s.z, f->x, s.n, DTYPE_F32);
-  truncate_top_p(&s, f->p, ties_all);
-  put_kept(f->out, f->x, s.z, s.n, (struct prefix){-FLT_MAX, s.n});
+static void put_nucleus(const struct filtered *f, double temperature) {
+  size_t n = f->row.n;
+  char *scratch = f->scratch;
+  struct row_state s = {.n = n, .maxima = f->row.maxima, .max = f->row.max, .force_exact = f->force_exact};
+  s.z = (float *)take(&scratch, (n + BLOCK) * sizeof *s.z);
+  s.scratch = scratch;
+  s.temperature = temperature;
+  s.inverse = (float)(1.0 / temperature);
+  write_out(s.z, f->x, n, DTYPE_F32);
+  truncate_top_p(&s, f->p, f->ties_all);
+  put_kept(f->out, f->x, s.z, n, everything);
 }
 
-static int64_t mask_row(const struct filter_args *a, int64_t row, void *scratch, int step) {
+static int64_t mask_row(const struct filter_args *a, int64_t row, char *scratch, int step) {
   struct filtered f = open_row(a, row, scratch);
-  int has_nan = 0, ties_all = a->ties_all != 0;
-  f.s.max = block_max(f.x, 0, f.s.n, DTYPE_F32, &has_nan);
-  if (has_nan || f.s.max == -INFINITY || f.s.max == INFINITY) {
+  double temperature = f.p->temperature > 1e30 ? 1e30 : f.p->temperature;
+  int has_nan = 0;
+  find_maxima(&f.row, &has_nan);
+  f.row.max = block_max(f.row.maxima, 0, f.row.blocks, DTYPE_F32, &has_nan);
+  if (has_nan || f.row.max == -INFINITY || f.row.max == INFINITY) {
     return mark_invalid(&f);
   }
-  struct prefix kept = all_of(&f.s);
-  if (f.p->temperature < 1e-30) {
-    kept = (struct prefix){f.s.max, first_equal(f.x, f.s.n, DTYPE_F32, f.s.max)};
+  struct prefix kept = everything;
+  if (temperature < 1e-30) {
+    kept = (struct prefix){f.row.max, first_equal(f.x, f.row.n, DTYPE_F32, f.row.max) + 1};
   } else if (step == STEP_TOP_K) {
-    kept = kept_by_top_k(&f.s, f.p, ties_all);
+    kept = kept_by_top_k(&f);
+    kept.end = f.ties_all ? f.row.n : kept.end;
   } else if (step == STEP_MIN_P) {
-    kept = kept_by_min_p(&f.s, f.p);
+    kept = kept_by_min_p(&f, temperature);
   } else if (f.p->top_p < 1.0) {
-    put_nucleus(&f, ties_all);
+    put_nucleus(&f, temperature);
     return 0;
   }
-  put_kept(f.out, f.x, f.x, f.s.n, kept);
+  put_kept(f.out, f.x, f.x, f.row.n, kept);
   return 0;
 }
 
@@ -227,27 +240,22 @@ static struct prefix reach_mass(const float *x, size_t n, float max, uint64_t li
     v = left;
   }
   uint64_t w = weight_of(least, max);
-  return (struct prefix){least, nth_equal(x, n, least, (limit - above + w - 1) / w)};
+  return (struct prefix){least, nth_equal(x, n, least, (limit - above + w - 1) / w) + 1};
 }
 
-static struct prefix kept_by_mass(const struct filtered *f, int ties_all) {
-  const struct row_state *s = &f->s;
-  struct prefix kept = all_of(s);
-  if (f->p->top_p < 1.0) {
-    uint64_t limit = top_p_limit(f->p->top_p, mass_of(f->x, s->n, s->max, kept));
-    kept = reach_mass(f->x, s->n, s->max, limit, s->scratch);
+static struct prefix kept_by_mass(const struct filtered *f) {
+  if (f->p->top_p >= 1.0) {
+    return everything;
   }
-  if (ties_all) {
-    kept.last_tie = s->n;
-  }
-  return kept;
+  uint64_t total = mass_of(f->x, f->row.n, f->row.max, everything);
+  return reach_mass(f->x, f->row.n, f->row.max, top_p_limit(f->p->top_p, total), f->scratch);
 }
 
 static void put_renormed(const struct filtered *f, struct prefix kept) {
-  size_t n = f->s.n;
+  size_t n = f->row.n;
   const struct cut cut = cut_of(kept);
-  const vf most = v_set1(f->s.max);
-  const vf factor = v_set1((float)(0x1p43 / (double)mass_of(f->x, n, f->s.max, kept)));
+  const vf most = v_set1(f->row.max);
+  const vf factor = v_set1((float)(0x1p43 / (double)mass_of(f->x, n, f->row.max, kept)));
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(f->x + i) : v_load_n(f->x + i, n - i, 0.0f), out = v_set1(0.0f);
     vm which = is_kept(&cut, i, v);
@@ -258,14 +266,22 @@ static void put_renormed(const struct filtered *f, struct prefix kept) {
   }
 }
 
-static int64_t renorm_row(const struct filter_args *a, int64_t row, void *scratch, int step) {
+static int64_t renorm_row(const struct filter_args *a, int64_t row, char *scratch, int step) {
   struct filtered f = open_row(a, row, scratch);
-  int ties_all = a->ties_all != 0;
-  f.s.max = largest_probability(f.x, f.s.n);
-  if (f.s.max == 0.0f) {
+  int has_nan = 0; /* told by the largest already */
+  struct prefix kept;
+  f.row.max = largest_probability(f.x, f.row.n);
+  if (f.row.max == 0.0f) {
     return mark_invalid(&f);
   }
-  put_renormed(&f, step == STEP_TOP_K ? kept_by_top_k(&f.s, f.p, ties_all) : kept_by_mass(&f, ties_all));
+  if (step == STEP_TOP_K) {
+    find_maxima(&f.row, &has_nan);
+    kept = kept_by_top_k(&f);
+  } else {
+    kept = kept_by_mass(&f);
+  }
+  kept.end = f.ties_all ? f.row.n : kept.end;
+  put_renormed(&f, kept);
   return 0;
 }
 

@@ -234,8 +234,8 @@ def apply_token_bitmask(logits, mask, *, out=None):
     """The logits as float32, -inf where the mask forbids them. What a short mask does not reach is forbidden.
 
     mask: bool (V,) or (B, V), True = allowed; or int32 or uint32 words, bit j of word w is id 32 w + j, 1 = allowed.
-    out: of the same shape, float32 or the dtype of the logits; may be logits itself, and then only vectors with a
-    forbidden id are written. Raises ValueError, TypeError before anything is written.
+    out: of the same shape, float32 or the dtype of the logits; may be logits itself, and then nothing far from a
+    forbidden id is written. Raises ValueError, TypeError before anything is written.
 
     >>> lanewise.apply_token_bitmask(np.float32([1.0, 2.0, 3.0]), np.uint32([0b101]))
     array([  1., -inf,   3.], dtype=float32)
