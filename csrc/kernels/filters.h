@@ -68,6 +68,15 @@ static struct prefix first_in_row(const struct filtered *f, size_t k) {
   return last_of(&first);
 }
 
+/* min_keep of them. */
+static struct prefix at_least(const struct filtered *f, struct prefix kept) {
+  if (f->p->min_keep <= 1) {
+    return kept;
+  }
+  struct prefix least = first_in_row(f, min_size((size_t)f->p->min_keep, f->row.n));
+  return is_longer(least, kept) ? least : kept;
+}
+
 static struct prefix kept_by_top_k(const struct filtered *f) {
   size_t k = top_k_of(f->p, f->row.n);
   return k ? first_in_row(f, k) : everything;
@@ -77,118 +86,40 @@ static struct prefix kept_by_min_p(const struct filtered *f, double temperature)
   if (f->p->min_p <= 0.0) {
     return everything;
   }
-  struct prefix kept = {min_p_bound(f->p->min_p, f->row.max, temperature), f->row.n};
-  if (f->p->min_keep > 1) {
-    struct prefix least = first_in_row(f, min_size((size_t)f->p->min_keep, f->row.n));
-    kept = is_longer(least, kept) ? least : kept;
-  }
-  return kept;
+  return at_least(f, (struct prefix){min_p_bound(f->p->min_p, f->row.max, temperature), f->row.n});
 }
 
-/* ---- masks ---- */
+/* ---- mass ---- */
 
-/* x where z, which is x or x with -inf where something else has judged it, is kept; else -inf. */
-static void put_kept(float *out, const float *x, const float *z, size_t n, struct prefix kept) {
+/* What an entry weighs: round(2^43 * term), the term exp((z - max) * inverse) of a logit, p / max of a probability. */
+struct measure {
+  float max, inverse; /* inverse 0: of probabilities */
+};
+
+INLINE uint64_t mass_as(const float *x, size_t n, struct measure m, struct prefix kept, int of_logits) {
   const struct cut cut = cut_of(kept);
-  const vf rest = v_set1(-INFINITY);
-  size_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    v_store(out + i, v_select(is_kept(&cut, i, v_load(z + i)), v_load(x + i), rest));
-  }
-  if (i < n) {
-    vm which = is_kept(&cut, i, v_load_n(z + i, n - i, 0.0f));
-    v_store_n(out + i, n - i, v_select(which, v_load_n(x + i, n - i, 0.0f), rest));
-  }
-}
-
-static void put_nucleus(const struct filtered *f, double temperature) {
-  size_t n = f->row.n;
-  char *scratch = f->scratch;
-  struct row_state s = {.n = n, .maxima = f->row.maxima, .max = f->row.max, .force_exact = f->force_exact};
-  s.z = (float *)take(&scratch, (n + BLOCK) * sizeof *s.z);
-  s.scratch = scratch;
-  s.temperature = temperature;
-  s.inverse = (float)(1.0 / temperature);
-  write_out(s.z, f->x, n, DTYPE_F32);
-  truncate_top_p(&s, f->p, f->ties_all);
-  put_kept(f->out, f->x, s.z, n, everything);
-}
-
-static int64_t mask_row(const struct filter_args *a, int64_t row, char *scratch, int step) {
-  struct filtered f = open_row(a, row, scratch);
-  double temperature = f.p->temperature > 1e30 ? 1e30 : f.p->temperature;
-  int has_nan = 0;
-  find_maxima(&f.row, &has_nan);
-  f.row.max = block_max(f.row.maxima, 0, f.row.blocks, DTYPE_F32, &has_nan);
-  if (has_nan || f.row.max == -INFINITY || f.row.max == INFINITY) {
-    return mark_invalid(&f);
-  }
-  struct prefix kept = everything;
-  if (temperature < 1e-30) {
-    kept = (struct prefix){f.row.max, first_equal(f.x, f.row.n, DTYPE_F32, f.row.max) + 1};
-  } else if (step == STEP_TOP_K) {
-    kept = kept_by_top_k(&f);
-    kept.end = f.ties_all ? f.row.n : kept.end;
-  } else if (step == STEP_MIN_P) {
-    kept = kept_by_min_p(&f, temperature);
-  } else if (f.p->top_p < 1.0) {
-    put_nucleus(&f, temperature);
-    return 0;
-  }
-  put_kept(f.out, f.x, f.x, f.row.n, kept);
-  return 0;
-}
-
-static void mask_rows(const struct filter_args *a, void *scratch, int step) {
-  FOR_ROWS (r, a) {
-    ((int64_t *)a->status.ptr)[r] = mask_row(a, r, scratch, step);
-  }
-}
-static void top_k_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_TOP_K); }
-static void top_p_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_TOP_P); }
-static void min_p_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_MIN_P); }
-
-/* ---- renorms ---- */
-
-/* The largest; 0 unless all are probabilities, one of them above 0. */
-static float largest_probability(const float *x, size_t n) {
-  const vf zero = v_set1(0.0f);
-  vm proper = m_of_bits(0xffffu);
-  vf most = zero;
-  for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f);
-    proper = m_and(proper, v_ge(v, zero));
-    most = v_max(v, most);
-  }
-  float max = v_max_across(most);
-  return m_bits(proper) == 0xffffu && max < INFINITY ? max : 0.0f;
-}
-
-static uint64_t mass_of(const float *x, size_t n, float max, struct prefix kept) {
-  const struct cut cut = cut_of(kept);
-  const vf most = v_set1(max);
+  const vf max = v_set1(m.max), inverse = v_set1(m.inverse);
   vw acc = w_zero();
   for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f); /* 0 weighs nothing */
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
     vm which = is_kept(&cut, i, v);
     if (m_bits(which)) {
-      acc = w_add(acc, v_keep(which, v_div(v, most)));
+      acc = w_add(acc, v_keep(which, of_logits ? v_exp(v_mul(v_sub(v, max), inverse)) : v_div(v, max)));
     }
   }
   return w_total(acc);
 }
-
-static uint64_t weight_of(float x, float max) {
-  uint64_t w[LANES];
-  w_store(w, v_div(v_set1(x), v_set1(max)));
-  return w[0];
+static uint64_t mass_of(const float *x, size_t n, struct measure m, struct prefix kept) {
+  return m.inverse > 0.0f ? mass_as(x, n, m, kept, 1) : mass_as(x, n, m, kept, 0);
 }
 
+/* Of what weighs anything at all: -inf does not count. */
 static void extremes(const float *x, size_t n, float *least, float *most) {
-  vf low = v_set1(INFINITY), high = v_set1(0.0f);
+  const vf nothing = v_set1(-INFINITY);
+  vf low = v_set1(INFINITY), high = nothing;
   for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, x[i]);
-    low = v_min(v, low);
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
+    low = v_select(v_eq(v, nothing), low, v_min(v, low));
     high = v_max(v, high);
   }
   *least = -v_max_across(v_sub(v_set1(0.0f), low));
@@ -223,39 +154,134 @@ static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
   }
 }
 
-/* The prefix with whose last entry the running weight reaches limit. Bisects the ordered bit patterns between the
-   extremes of what is left, so that something goes in every round and 31 rounds are the most, whatever the values. */
-static struct prefix reach_mass(const float *x, size_t n, float max, uint64_t limit, char *scratch) {
+enum { HALVINGS = 8 };
+
+/* least < the result <= most. Logits are halved by value, as their weights are spread; probabilities, and logits that
+   this does not get on with, by their ordered bits. */
+static float between(float least, float most, int by_value) {
+  float middle = least + (most - least) * 0.5f;
+  uint32_t low = order_key(least), high = order_key(most);
+  return by_value && middle > least && middle <= most ? middle : key_value(low + (high - low + 1) / 2);
+}
+
+/* The prefix with whose last entry the running weight reaches limit. Bisects between the extremes of what is left, so
+   that something goes in every round, and HALVINGS + 32 rounds are the most, whatever the values. */
+static struct prefix reach_mass(const float *x, size_t n, struct measure m, uint64_t limit, char *scratch) {
   float *left = list_in(&scratch, n).value, least, most;
   const float *v = x;
   size_t count = n;
   uint64_t above = 0; /* the weight of what was taken off the top; the entry sought is never below `least` */
+  int round = m.inverse > 0.0f ? 0 : HALVINGS;
   for (extremes(v, count, &least, &most); least < most; extremes(v, count, &least, &most)) {
-    uint32_t low = order_key(least), high = order_key(most);
-    float middle = key_value(low + (high - low + 1) / 2);
-    uint64_t mass = above + mass_of(v, count, max, (struct prefix){middle, count});
+    float middle = between(least, most, round++ < HALVINGS);
+    uint64_t mass = above + mass_of(v, count, m, (struct prefix){middle, count});
     int reached = mass >= limit;
     count = pick_side(left, v, count, middle, reached);
     above = reached ? above : mass;
     v = left;
   }
-  uint64_t w = weight_of(least, max);
+  uint64_t w = mass_of(&least, 1, m, everything);
   return (struct prefix){least, nth_equal(x, n, least, (limit - above + w - 1) / w) + 1};
 }
 
-static struct prefix kept_by_mass(const struct filtered *f) {
-  if (f->p->top_p >= 1.0) {
-    return everything;
+static struct prefix kept_by_mass(const struct filtered *f, struct measure m) {
+  uint64_t limit = top_p_limit(f->p->top_p, mass_of(f->x, f->row.n, m, everything));
+  return reach_mass(f->x, f->row.n, m, limit, f->scratch);
+}
+
+/* ---- masks ---- */
+
+/* x where z, which is x or x with -inf where something else has judged it, is kept; else -inf. */
+static void put_kept(float *out, const float *x, const float *z, size_t n, struct prefix kept) {
+  const struct cut cut = cut_of(kept);
+  const vf rest = v_set1(-INFINITY);
+  size_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    v_store(out + i, v_select(is_kept(&cut, i, v_load(z + i)), v_load(x + i), rest));
   }
-  uint64_t total = mass_of(f->x, f->row.n, f->row.max, everything);
-  return reach_mass(f->x, f->row.n, f->row.max, top_p_limit(f->p->top_p, total), f->scratch);
+  if (i < n) {
+    vm which = is_kept(&cut, i, v_load_n(z + i, n - i, 0.0f));
+    v_store_n(out + i, n - i, v_select(which, v_load_n(x + i, n - i, 0.0f), rest));
+  }
+}
+
+static struct prefix kept_by_top_p(const struct filtered *f, float inverse) {
+  struct prefix kept = kept_by_mass(f, (struct measure){f->row.max, inverse});
+  kept.end = f->ties_all ? f->row.n : kept.end;
+  return at_least(f, kept);
+}
+
+/* The same by the step of sample. */
+static void put_nucleus(const struct filtered *f, double temperature) {
+  size_t n = f->row.n;
+  char *scratch = f->scratch;
+  struct row_state s = {.n = n, .maxima = f->row.maxima, .max = f->row.max, .force_exact = f->force_exact};
+  s.z = (float *)take(&scratch, (n + BLOCK) * sizeof *s.z);
+  s.scratch = scratch;
+  s.temperature = temperature;
+  s.inverse = (float)(1.0 / temperature);
+  write_out(s.z, f->x, n, DTYPE_F32);
+  truncate_top_p(&s, f->p, f->ties_all);
+  put_kept(f->out, f->x, s.z, n, everything);
+}
+
+static int64_t mask_row(const struct filter_args *a, int64_t row, char *scratch, int step) {
+  struct filtered f = open_row(a, row, scratch);
+  double temperature = f.p->temperature > 1e30 ? 1e30 : f.p->temperature;
+  int has_nan = 0;
+  find_maxima(&f.row, &has_nan);
+  f.row.max = block_max(f.row.maxima, 0, f.row.blocks, DTYPE_F32, &has_nan);
+  if (has_nan || f.row.max == -INFINITY || f.row.max == INFINITY) {
+    return mark_invalid(&f);
+  }
+  struct prefix kept = everything;
+  if (temperature < 1e-30) {
+    kept = (struct prefix){f.row.max, first_equal(f.x, f.row.n, DTYPE_F32, f.row.max) + 1};
+  } else if (step == STEP_TOP_K) {
+    kept = kept_by_top_k(&f);
+    kept.end = f.ties_all ? f.row.n : kept.end;
+  } else if (step == STEP_MIN_P) {
+    kept = kept_by_min_p(&f, temperature);
+  } else if (f.p->top_p < 1.0 && f.force_exact) {
+    put_nucleus(&f, temperature);
+    return 0;
+  } else if (f.p->top_p < 1.0) {
+    kept = kept_by_top_p(&f, (float)(1.0 / temperature));
+  }
+  put_kept(f.out, f.x, f.x, f.row.n, kept);
+  return 0;
+}
+
+static void mask_rows(const struct filter_args *a, void *scratch, int step) {
+  FOR_ROWS (r, a) {
+    ((int64_t *)a->status.ptr)[r] = mask_row(a, r, scratch, step);
+  }
+}
+static void top_k_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_TOP_K); }
+static void top_p_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_TOP_P); }
+static void min_p_mask(const struct filter_args *a, void *scratch) { mask_rows(a, scratch, STEP_MIN_P); }
+
+/* ---- renorms ---- */
+
+/* The largest; 0 unless all are probabilities, one of them above 0. */
+static float largest_probability(const float *x, size_t n) {
+  const vf zero = v_set1(0.0f);
+  vm proper = m_of_bits(0xffffu);
+  vf most = zero;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f);
+    proper = m_and(proper, v_ge(v, zero));
+    most = v_max(v, most);
+  }
+  float max = v_max_across(most);
+  return m_bits(proper) == 0xffffu && max < INFINITY ? max : 0.0f;
 }
 
 static void put_renormed(const struct filtered *f, struct prefix kept) {
   size_t n = f->row.n;
   const struct cut cut = cut_of(kept);
   const vf most = v_set1(f->row.max);
-  const vf factor = v_set1((float)(0x1p43 / (double)mass_of(f->x, n, f->row.max, kept)));
+  const vf factor = v_set1((float)(0x1p43 / (double)mass_of(f->x, n, (struct measure){f->row.max, 0.0f}, kept)));
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(f->x + i) : v_load_n(f->x + i, n - i, 0.0f), out = v_set1(0.0f);
     vm which = is_kept(&cut, i, v);
@@ -278,7 +304,7 @@ static int64_t renorm_row(const struct filter_args *a, int64_t row, char *scratc
     find_maxima(&f.row, &has_nan);
     kept = kept_by_top_k(&f);
   } else {
-    kept = kept_by_mass(&f);
+    kept = f.p->top_p < 1.0 ? kept_by_mass(&f, (struct measure){f.row.max, 0.0f}) : everything;
   }
   kept.end = f.ties_all ? f.row.n : kept.end;
   put_renormed(&f, kept);
