@@ -80,6 +80,30 @@ def test_masks_keep_what_sample_keeps(kind: str, isa: str) -> None:
                 assert got.tobytes() == np.where(kept, row, np.float32(-INF)).tobytes(), how
 
 
+MISLEADING: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "flat": lambda rng, n: 0.1 * rng.standard_normal(n),
+    "wide": lambda rng, n: 30 * rng.standard_normal(n),
+    "tied": lambda rng, n: np.round(rng.standard_normal(n)),
+    "high where looked at": lambda rng, n: rng.standard_normal(n) + 5 * (np.arange(n) % (n // 128) == 0),
+    "low where looked at": lambda rng, n: rng.standard_normal(n) - 50 * (np.arange(n) % (n // 128) == 0),
+    "nothing where looked at": lambda rng, n: np.where(np.arange(n) % (n // 128) == 0, -INF, rng.standard_normal(n)),
+    "all of it where looked at": lambda rng, n: np.where(np.arange(n) % (n // 128) == 0, rng.standard_normal(n), -INF),
+}
+
+
+@pytest.mark.parametrize("kind", MISLEADING)
+def test_a_guess_decides_nothing(kind: str, isa: str) -> None:
+    """The nucleus is sought between bounds taken from 128 entries; whatever these are, it is the same one."""
+    rng = np.random.default_rng(8)
+    for n in (1023, 1024, 1500, 5000):
+        row = MISLEADING[kind](rng, n).astype(np.float32)
+        probs = np.exp(row - row.max())
+        for p in (0.01, 0.5, 0.9, 0.999, float(rng.uniform())):
+            want = np.where(np.isin(np.arange(n), reference.support(row, top_p=p)), row, np.float32(-INF))
+            assert lanewise.top_p_mask(row, p).tobytes() == want.tobytes(), (n, p)
+            assert lanewise.top_p_renorm(probs, p).tobytes() == reference.top_p_renorm(probs, p).tobytes(), (n, p)
+
+
 def test_edits_give_the_row_that_sample_judges(isa: str) -> None:
     rng = np.random.default_rng(6)
     row = rng.standard_normal(500).astype(np.float32)

@@ -96,15 +96,20 @@ struct measure {
   float max, inverse; /* inverse 0: of probabilities */
 };
 
+/* 0 of -inf, which is what lies beyond a row. */
+INLINE vf term_of(vf v, struct measure m, int of_logits) {
+  const vf max = v_set1(m.max);
+  return of_logits ? v_exp(v_mul(v_sub(v, max), v_set1(m.inverse))) : v_div(v_max(v, v_set1(0.0f)), max);
+}
+
 INLINE uint64_t mass_as(const float *x, size_t n, struct measure m, struct prefix kept, int of_logits) {
   const struct cut cut = cut_of(kept);
-  const vf max = v_set1(m.max), inverse = v_set1(m.inverse);
   vw acc = w_zero();
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
     vm which = is_kept(&cut, i, v);
     if (m_bits(which)) {
-      acc = w_add(acc, v_keep(which, of_logits ? v_exp(v_mul(v_sub(v, max), inverse)) : v_div(v, max)));
+      acc = w_add(acc, v_keep(which, term_of(v, m, of_logits)));
     }
   }
   return w_total(acc);
@@ -164,29 +169,108 @@ static float between(float least, float most, int by_value) {
   return by_value && middle > least && middle <= most ? middle : key_value(low + (high - low + 1) / 2);
 }
 
-/* The prefix with whose last entry the running weight reaches limit. Bisects between the extremes of what is left, so
-   that something goes in every round, and HALVINGS + 32 rounds are the most, whatever the values. */
-static struct prefix reach_mass(const float *x, size_t n, struct measure m, uint64_t limit, char *scratch) {
-  float *left = list_in(&scratch, n).value, least, most;
-  const float *v = x;
-  size_t count = n;
-  uint64_t above = 0; /* the weight of what was taken off the top; the entry sought is never below `least` */
-  int round = m.inverse > 0.0f ? 0 : HALVINGS;
-  for (extremes(v, count, &least, &most); least < most; extremes(v, count, &least, &most)) {
-    float middle = between(least, most, round++ < HALVINGS);
-    uint64_t mass = above + mass_of(v, count, m, (struct prefix){middle, count});
-    int reached = mass >= limit;
-    count = pick_side(left, v, count, middle, reached);
-    above = reached ? above : mass;
-    v = left;
+/* The entry with which the running weight reaches limit, sought in what is left of a row. */
+struct search {
+  float *left; /* count entries */
+  size_t count;
+  uint64_t above; /* the weight of what is before all of them */
+  uint64_t total; /* of the row */
+};
+
+enum { SAMPLES = 128, SLACK = 12 }; /* ranks: a quantile of so many is seldom two deviations, 2 * 5.7, off */
+
+/* Bounds between which, by the look of a few entries, the share top_p is reached. */
+static void guess_bounds(const float *x, size_t n, struct measure m, double top_p, char *scratch, float *low,
+                         float *high) {
+  struct list some = list_in(&scratch, SAMPLES), spare = list_in(&scratch, SAMPLES);
+  uint64_t w[SAMPLES], total = 0, running = 0;
+  size_t rank = 0;
+  *low = -FLT_MAX;
+  *high = INFINITY;
+  if (n < 8 * SAMPLES) {
+    return;
   }
-  uint64_t w = mass_of(&least, 1, m, everything);
-  return (struct prefix){least, nth_equal(x, n, least, (limit - above + w - 1) / w) + 1};
+  for (; some.count < SAMPLES; some.count++) {
+    some.value[some.count] = x[n / SAMPLES * some.count];
+  }
+  sort_list(&some, &spare);
+  for (size_t i = 0; i < SAMPLES; i += LANES) {
+    w_store(w + i, term_of(v_load(some.value + i), m, m.inverse > 0.0f));
+  }
+  for (size_t i = 0; i < SAMPLES; i++) {
+    total += w[i];
+  }
+  for (uint64_t limit = top_p_limit(top_p, total); rank < SAMPLES - 1 && running + w[rank] < limit; rank++) {
+    running += w[rank];
+  }
+  if (rank >= SLACK) {
+    *high = some.value[rank - SLACK];
+  }
+  if (rank + SLACK < SAMPLES && some.value[rank + SLACK] > -FLT_MAX) {
+    *low = some.value[rank + SLACK];
+  }
 }
 
+/* One read of the row: what it weighs, what reaches high weighs, and what is between the bounds. */
+INLINE void split_mass_as(struct search *s, const float *x, size_t n, struct measure m, float low, float high,
+                          int of_logits) {
+  const vf bottom = v_set1(low), top = v_set1(high);
+  vw total = w_zero(), above = w_zero();
+  s->count = 0;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY), term = term_of(v, m, of_logits);
+    vm over = v_ge(v, top);
+    total = w_add(total, term);
+    above = w_add(above, v_keep(over, term));
+    s->count += v_compress(s->left + s->count, v, m_and(v_ge(v, bottom), v_gt(top, v)));
+  }
+  s->total = w_total(total);
+  s->above = w_total(above);
+}
+static void split_mass(struct search *s, const float *x, size_t n, struct measure m, float low, float high) {
+  if (m.inverse > 0.0f) {
+    split_mass_as(s, x, n, m, low, high, 1);
+  } else {
+    split_mass_as(s, x, n, m, low, high, 0);
+  }
+}
+
+/* Bisects between the extremes of what is left, so that something goes in every round, and HALVINGS + 32 rounds are the
+   most, whatever the values. */
+static float bisect(struct search *s, struct measure m, uint64_t limit) {
+  float least, most;
+  int round = m.inverse > 0.0f ? 0 : HALVINGS;
+  for (extremes(s->left, s->count, &least, &most); least < most; extremes(s->left, s->count, &least, &most)) {
+    float middle = between(least, most, round++ < HALVINGS);
+    uint64_t mass = s->above + mass_of(s->left, s->count, m, (struct prefix){middle, s->count});
+    int reached = mass >= limit;
+    s->count = pick_side(s->left, s->left, s->count, middle, reached);
+    s->above = reached ? s->above : mass;
+  }
+  return least;
+}
+
+/* The prefix with whose last entry the running weight reaches top_p of the row's: guessed bounds, exact masses on both
+   sides of them, and a bisection of the part in which it is. */
 static struct prefix kept_by_mass(const struct filtered *f, struct measure m) {
-  uint64_t limit = top_p_limit(f->p->top_p, mass_of(f->x, f->row.n, m, everything));
-  return reach_mass(f->x, f->row.n, m, limit, f->scratch);
+  const float *x = f->x;
+  size_t n = f->row.n;
+  char *scratch = f->scratch;
+  struct search s = {.left = list_in(&scratch, n).value};
+  float low, high;
+  guess_bounds(x, n, m, f->p->top_p, scratch, &low, &high);
+  split_mass(&s, x, n, m, low, high);
+  uint64_t limit = top_p_limit(f->p->top_p, s.total), between = mass_of(s.left, s.count, m, everything);
+  if (s.above >= limit) {
+    s.above = 0;
+    s.count = pick_side(s.left, x, n, high, 1);
+  } else if (s.above + between < limit) {
+    s.above += between;
+    s.count = pick_side(s.left, x, n, low, 0);
+  }
+  float value = bisect(&s, m, limit);
+  uint64_t w = mass_of(&value, 1, m, everything);
+  return (struct prefix){value, nth_equal(x, n, value, (limit - s.above + w - 1) / w) + 1};
 }
 
 /* ---- masks ---- */
