@@ -21,7 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "min_p_mask": {"min_p": 0.05},
     "top_k_renorm": {"k": 50},
     "top_p_renorm": {"p": 0.95},
-    "apply_penalties": {"repetition_penalty": 1.1, "prompt_ids": np.arange(512)[None]},
+    "apply_penalties": {"repetition_penalty": 1.1, "prompt_ids": np.arange(256)[None]},
     "apply_bias": {"bias": {0: -1.0}},
     "apply_token_bitmask": {"mask": np.arange(SIZES[0]) % 3 == 0},
 }
