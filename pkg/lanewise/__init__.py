@@ -1,6 +1,7 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
 from ._dispatch import info, use, using
+from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .errors import InvalidLogitsError
 from .filters import (
@@ -27,12 +28,14 @@ __all__ = [
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "get_num_threads",
     "info",
     "log_softmax",
     "logsumexp",
     "min_p_mask",
     "sample",
     "scale",
+    "set_num_threads",
     "softmax",
     "top_k",
     "top_k_mask",
