@@ -70,7 +70,7 @@ cdef object truncated(int op, str name, object x, object k, object p, object min
     else:
         statuses = np.empty(r.rows, np.int64)
         a.status = whole(statuses)
-    run(op, &a, r.cols)
+    run(op, &a, r.cols, (20 if op == OP_top_p_mask or probabilities else 6) * r.cols + 1000)
     if written is not result:
         result[...] = written
     if on_invalid == "raise":
