@@ -25,4 +25,8 @@
 
 #include "arithmetic.h"
 
+#include "filters.h"
+
+#include "apply.h"
+
 #include "floors.h"
