@@ -17,6 +17,8 @@
 
 #include "sample.h"
 
+#include "logprobs.h"
+
 #include "arithmetic.h"
 
 #include "floors.h"

@@ -5,17 +5,20 @@ from ._tune import tune
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
+from .scoring import Logprobs, logprobs
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
     "InvalidLogitsError",
+    "Logprobs",
     "SamplingParams",
     "Stream",
     "Support",
     "argmax",
     "info",
     "log_softmax",
+    "logprobs",
     "logsumexp",
     "sample",
     "scale",
