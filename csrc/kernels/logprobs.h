@@ -13,9 +13,13 @@ struct block_sums {
 };
 
 struct law {
-  float max, inverse, log_total, entropy;
-  int valid;
+  float inverse; /* 1 / T */
+  int greedy, with_entropy;
+  float bound;   /* how many logits exceed it is counted */
+  int64_t above; /* that number; the rest is found with it */
+  float max, log_total, entropy;
   int64_t certain; /* at T = 0 the one id, else -1 */
+  int valid;
 };
 
 /* z's; ids below 0 stand for none */
@@ -35,8 +39,9 @@ INLINE float row_at(const void *x, size_t i, int dtype) {
   return lanes[0];
 }
 
-/* The sum is block_exp_sum's, term by term. */
-INLINE struct block_sums weighted_sums(const void *x, size_t i, size_t end, int dtype, float reference, float inverse) {
+/* Both sums over x[i..end), the first block_exp_sum's term by term. */
+INLINE void sum_weighted(struct block_sums *s, const void *x, size_t i, size_t end, int dtype, float reference,
+                         float inverse) {
   vf sum[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, weighted[4], v[4];
   const vf ref = v_set1(reference), inv = v_set1(inverse), least = v_set1(-88.0f); /* e is 0 there */
   memcpy(weighted, sum, sizeof sum);
@@ -48,17 +53,23 @@ INLINE struct block_sums weighted_sums(const void *x, size_t i, size_t end, int 
       weighted[j] = v_fma(e, v_max(y, least), weighted[j]);
     }
   }
-  return (struct block_sums){reference, sum_across64(sum), sum_across64(weighted)};
+  s->sum = sum_across64(sum);
+  s->weighted = sum_across64(weighted);
 }
 
-INLINE struct block_sums sums_of(const void *x, size_t i, size_t end, int dtype, float reference, float inverse,
+/* max is the largest logit up to and with x[i..end) */
+INLINE struct block_sums sums_of(const void *x, size_t i, size_t end, int dtype, float max, float inverse,
                                  int with_entropy) {
+  struct block_sums s = {max, 0.0f, 0.0f};
+  float reference = max == -INFINITY ? 0.0f : max; /* any finite one makes every term 0 */
   if (with_entropy) {
-    return weighted_sums(x, i, end, dtype, reference, inverse);
+    sum_weighted(&s, x, i, end, dtype, reference, inverse);
+  } else if (inverse == 1.0f) { /* a product less */
+    s.sum = block_exp_sum(x, i, end, dtype, reference, 1.0f, NULL);
+  } else {
+    s.sum = block_exp_sum(x, i, end, dtype, reference, inverse, NULL);
   }
-  float sum = inverse == 1.0f ? block_exp_sum(x, i, end, dtype, reference, 1.0f, NULL) /* a product less */
-                              : block_exp_sum(x, i, end, dtype, reference, inverse, NULL);
-  return (struct block_sums){reference, sum, 0.0f};
+  return s;
 }
 
 static void join_sums(struct law *law, const struct block_sums *sums, size_t count) {
@@ -76,46 +87,18 @@ static void join_sums(struct law *law, const struct block_sums *sums, size_t cou
   law->entropy = (float)(log_total - weighted / total);
 }
 
-/* Also leaves the maxima of blocks of 64; sums has room for an entry every SUM_BLOCK. */
-INLINE struct law law_of(const void *x, size_t n, int dtype, double temperature, int with_entropy, float *maxima,
-                         struct block_sums *sums) {
-  struct law law = {
-      .max = -INFINITY, .inverse = (float)(1.0 / (temperature > 1e30 ? 1e30 : temperature)), .certain = -1};
-  size_t size = dtype == DTYPE_F32 ? 4 : 2, count = 0;
-  int has_nan = 0, greedy = temperature < 1e-30;
-  for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
-    size_t end = min_size(i + SUM_BLOCK, n);
-    float *mine = maxima + i / BLOCK;
-    block_maxima(mine, (const char *)x + i * size, end - i, dtype, &has_nan);
-    float m = block_max(mine, 0, (end - i + BLOCK - 1) / BLOCK, DTYPE_F32, &has_nan);
-    law.max = m > law.max ? m : law.max;
-    if (!greedy) { /* with nothing but -inf so far, any finite reference makes every term 0 */
-      float reference = law.max == -INFINITY ? 0.0f : law.max;
-      sums[count] = sums_of(x, i, end, dtype, reference, law.inverse, with_entropy);
-      sums[count].reference = law.max;
-    }
-  }
-  law.valid = !has_nan && law.max > -INFINITY && law.max < INFINITY;
-  if (greedy && law.valid) {
-    law.certain = (int64_t)first_equal(x, n, dtype, law.max);
-  } else if (law.valid) {
-    join_sums(&law, sums, count);
-  }
-  return law;
-}
-
-/* How many of the row exceed z; only blocks whose maximum does are read. */
-INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxima, float z) {
-  const vf bound = v_set1(z), one = v_of_bits(u_set1(1));
+/* How many of x exceed the bound; only blocks whose maximum does are read. */
+INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxima, float bound) {
+  const vf least = v_set1(bound), one = v_of_bits(u_set1(1));
   vu count = u_set1(0);
   uint32_t lanes[LANES];
   int64_t sum = 0;
   for (size_t b = 0; b * BLOCK < n; b += LANES) {
-    for (unsigned hits = m_bits(v_gt(v_load(maxima + b), bound)); hits; hits &= hits - 1) {
+    for (unsigned hits = m_bits(v_gt(v_load(maxima + b), least)); hits; hits &= hits - 1) {
       vf v[4];
       row_load64(v, x, (b + (size_t)__builtin_ctz(hits)) * BLOCK, n, dtype, -INFINITY);
       for (size_t j = 0; j < 4; j++) {
-        count = u_add(count, v_bits(v_keep(v_gt(v[j], bound), one)));
+        count = u_add(count, v_bits(v_keep(v_gt(v[j], least), one)));
       }
     }
   }
@@ -124,6 +107,33 @@ INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxi
     sum += lanes[j];
   }
   return sum;
+}
+
+/* Finds the law of x, and the maxima of its blocks of 64; sums has room for an entry every SUM_BLOCK. */
+INLINE void find_law(struct law *law, const void *x, size_t n, int dtype, float *maxima, struct block_sums *sums) {
+  size_t size = dtype == DTYPE_F32 ? 4 : 2, count = 0;
+  int has_nan = 0;
+  law->max = -INFINITY;
+  for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
+    size_t end = min_size(i + SUM_BLOCK, n);
+    const void *mine = (const char *)x + i * size;
+    float *own = maxima + i / BLOCK;
+    block_maxima(own, mine, end - i, dtype, &has_nan);
+    float m = block_max(own, 0, (end - i + BLOCK - 1) / BLOCK, DTYPE_F32, &has_nan);
+    law->max = m > law->max ? m : law->max;
+    if (!law->greedy) {
+      sums[count] = sums_of(x, i, end, dtype, law->max, law->inverse, law->with_entropy);
+    }
+    if (m > law->bound) { /* while the block is at hand */
+      law->above += count_above(mine, end - i, dtype, own, law->bound);
+    }
+  }
+  law->valid = !has_nan && law->max > -INFINITY && law->max < INFINITY;
+  if (law->valid && law->greedy) {
+    law->certain = (int64_t)first_equal(x, n, dtype, law->max);
+  } else if (law->valid) {
+    join_sums(law, sums, count);
+  }
 }
 
 static void put_top(const struct law *law, float *logprobs, int64_t *ids, const struct list *list) {
@@ -155,15 +165,6 @@ INLINE void put_tops(const struct logprobs_args *a, int64_t row, const void *x, 
   put_top(law, logprobs + above.count, ids + above.count, &equal);
 }
 
-INLINE void put_chosen(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law,
-                       const float *maxima) {
-  int64_t token = ((const int64_t *)a->tokens.ptr)[row];
-  float z = row_at(x, token < 0 ? 0 : (size_t)token, dtype);
-  int64_t above = law->valid && token >= 0 ? count_above(x, (size_t)a->cols, dtype, maxima, z) : -1;
-  ((float *)a->chosen.ptr)[row] = logprob(law, z, token);
-  ((int64_t *)a->rank.ptr)[row] = above + 1;
-}
-
 INLINE void put_given(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law) {
   const int64_t *ids = (const int64_t *)a->ids.ptr + row * a->ids_step;
   float *given = (float *)a->given.ptr + row * a->ids_width;
@@ -185,9 +186,18 @@ INLINE void score_row(const struct scored *s, void *scratch, int dtype) {
   float *maxima = scratch;
   struct block_sums *sums = (struct block_sums *)(maxima + (n / BLOCK + 2 * LANES) / LANES * LANES);
   double temperature = ((const struct sample_params *)a->params.ptr)[s->row].temperature;
-  struct law law = law_of(s->x, n, dtype, temperature, a->entropy.ptr != NULL, maxima, sums);
+  int64_t token = a->tokens.ptr ? ((const int64_t *)a->tokens.ptr)[s->row] : -1;
+  struct law law = {
+      .inverse = (float)(1.0 / (temperature > 1e30 ? 1e30 : temperature)),
+      .greedy = temperature < 1e-30,
+      .with_entropy = a->entropy.ptr != NULL,
+      .bound = token < 0 ? INFINITY : row_at(s->x, (size_t)token, dtype),
+      .certain = -1,
+  };
+  find_law(&law, s->x, n, dtype, maxima, sums);
   if (a->tokens.ptr) {
-    put_chosen(a, s->row, s->x, dtype, &law, maxima);
+    ((float *)a->chosen.ptr)[s->row] = logprob(&law, law.bound, token);
+    ((int64_t *)a->rank.ptr)[s->row] = law.valid && token >= 0 ? law.above + 1 : 0;
   }
   if (a->top_n) {
     put_tops(a, s->row, s->x, dtype, &law, maxima, (char *)(sums + n / SUM_BLOCK + 1));

@@ -1,6 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True
 """Logprobs of tokens: a distribution looked at, nothing drawn."""
 cimport numpy as cnp
+from cpython.long cimport PyLong_Check
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int64_t
 from libc.string cimport memset
 
@@ -27,11 +28,23 @@ class Logprobs(NamedTuple):
     entropy: np.ndarray | float | None  # float32 (B,): in nats
 
 
-# A copy of ids as int64, in 0..vocab-1 or -1, of the one of two shapes that has its number of axes.
+cdef cnp.ndarray empty(tuple shape, int dtype):
+    cdef cnp.npy_intp sizes[2]
+    cdef int axes = len(shape), i
+    for i in range(axes):
+        sizes[i] = shape[i]
+    return cnp.PyArray_EMPTY(axes, sizes, dtype, 0)
+
+
+# A copy of ids as int64, each in 0..vocab-1 or -1, of the one of two shapes that has its number of axes.
 cdef cnp.ndarray checked(object ids, str name, tuple shape, tuple other, int64_t vocab):
     cdef cnp.ndarray copy
     cdef int64_t *id_
     cdef int64_t i
+    if PyLong_Check(ids) and shape == ():
+        copy = empty((), cnp.NPY_INT64)
+        (<int64_t *>cnp.PyArray_DATA(copy))[0] = integer(ids, name, -1, vocab - 1)
+        return copy
     array = as_array(ids, name)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{name} must be integers, got {array.dtype}")
@@ -48,35 +61,28 @@ cdef cnp.ndarray checked(object ids, str name, tuple shape, tuple other, int64_t
     return copy
 
 
-# Arrays for the fields that have a shape, out's own where the kernel can write to them.
-cdef list places(tuple shapes, object out, rows_t *r):
-    if out is None:
-        return [None if shape is None else np.empty(shape, dtype) for shape, dtype in zip(shapes, _DTYPES)]
-    if not isinstance(out, tuple) or len(out) != len(shapes):
-        raise TypeError(f"out must be a Logprobs, got {type(out).__name__}")
-    fields = []
-    for name, shape, dtype, field in zip(Logprobs._fields, shapes, _DTYPES, out):
-        if (shape is None) != (field is None):
-            raise ValueError(f"out.{name} must be {'None, as it is not asked for' if shape is None else 'an array'}")
-        if field is not None:
-            check_out(field, shape, cnp.NPY_INT64 if dtype == np.int64 else cnp.NPY_FLOAT32, f"out.{name}")
-            field = field if is_direct(field, r) else np.empty(shape, dtype)
-        fields.append(field)
-    return fields
-
-
-_DTYPES = (np.float32, np.int64, np.int64, np.float32, np.float32, np.float32)  # of Logprobs
-
-
-cdef span span_of(object array):
-    cdef span none
-    none.ptr, none.bytes = NULL, 0
-    return none if array is None else whole(array)
+# An array for a field that has a shape, out's own where the kernel can write to it; None for one that is not asked for.
+cdef object place(tuple shape, int dtype, object out, int field, rows_t *r, span *to):
+    if out is not None:
+        name = "out." + Logprobs._fields[field]
+        if (shape is None) != (out[field] is None):
+            raise ValueError(f"{name} must be {'None, as it is not asked for' if shape is None else 'an array'}")
+        if shape is not None and is_direct(check_out(out[field], shape, dtype, name), r):
+            to[0] = whole(out[field])
+            return out[field]
+    if shape is None:
+        return None
+    array = empty(shape, dtype)
+    to[0] = whole(array)
+    return array
 
 
 cdef object finished(list fields, object out):
     if out is None:
-        return Logprobs(*[field.item() if field is not None and field.ndim == 0 else field for field in fields])
+        for i, field in enumerate(fields):
+            if field is not None and cnp.PyArray_NDIM(field) == 0:
+                fields[i] = field.item()
+        return tuple.__new__(Logprobs, fields)
     for written, field in zip(fields, out):
         if written is not field:
             field[...] = written
@@ -111,7 +117,7 @@ def logprobs(logits, tokens=None, *, top_n=0, ids=None, entropy=False, temperatu
     cdef sample_args edits
     cdef sample_params one
     cdef sample_params *p = &one
-    cdef tuple rows, tops, given = None
+    cdef tuple rows, chosen = None, tops = None, given = None
     memset(&a, 0, sizeof(a))
     memset(&edits, 0, sizeof(edits))
     owner = logits_rows(logits, &r, "logits")
@@ -122,28 +128,34 @@ def logprobs(logits, tokens=None, *, top_n=0, ids=None, entropy=False, temperatu
     a.top_n = integer(top_n, "top_n", 0, r.cols)
     if tokens is None and not a.top_n and ids is None and not entropy:
         raise ValueError("nothing is asked for: give tokens, top_n, ids or entropy=True")
+    if out is not None and (not isinstance(out, tuple) or len(out) != len(Logprobs._fields)):
+        raise TypeError(f"out must be a Logprobs, got {type(out).__name__}")
     rows = () if r.single else (r.rows,)
-    tops = rows + (a.top_n,)
     if tokens is not None:
-        tokens = checked(tokens, "tokens", rows, rows, r.cols)
+        chosen, tokens = rows, checked(tokens, "tokens", rows, rows, r.cols)
+        a.tokens = whole(tokens)
+    if a.top_n:
+        tops = rows + (a.top_n,)
     if ids is not None:
         ids = as_array(ids, "ids")
         a.ids_width = ids.shape[ids.ndim - 1] if ids.ndim else 1
-        given = rows + (a.ids_width,)
         a.ids_step = a.ids_width if ids.ndim == 2 else 0
+        given = rows + (a.ids_width,)
         ids = checked(ids, "ids", given, given[-1:], r.cols)
+        a.ids = whole(ids)
     if r.rows != 1:
         rows_params = np.empty((r.rows, sizeof(sample_params)), np.uint8)
         p = <sample_params *>cnp.PyArray_DATA(rows_params)
     fill_numbers(p, r.rows, temperature, 0, 1.0, 0.0, 1, repetition_penalty, frequency_penalty, presence_penalty)
     kept = fill_edits(&edits, &r, prompt_ids, output_ids, bias, mask)
-    fields = places((rows if tokens is not None else None, rows if tokens is not None else None,
-                     tops if a.top_n else None, tops if a.top_n else None, given, rows if entropy else None), out, &r)
+    set_edits(&a, &edits)
     a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
     a.rows, a.cols, a.dtype, a.x_stride, a.force_exact = r.rows, r.cols, r.dtype, r.stride, force_exact()
-    set_edits(&a, &edits)
-    a.tokens, a.ids, a.chosen, a.rank = span_of(tokens), span_of(ids), span_of(fields[0]), span_of(fields[1])
-    a.top_ids, a.top_logprobs = span_of(fields[2]), span_of(fields[3])
-    a.given, a.entropy = span_of(fields[4]), span_of(fields[5])
+    fields = [place(chosen, cnp.NPY_FLOAT32, out, 0, &r, &a.chosen),
+              place(chosen, cnp.NPY_INT64, out, 1, &r, &a.rank),
+              place(tops, cnp.NPY_INT64, out, 2, &r, &a.top_ids),
+              place(tops, cnp.NPY_FLOAT32, out, 3, &r, &a.top_logprobs),
+              place(given, cnp.NPY_FLOAT32, out, 4, &r, &a.given),
+              place(rows if entropy else None, cnp.NPY_FLOAT32, out, 5, &r, &a.entropy)]
     run(OP_logprobs, &a, r.cols)
     return finished(fields, out)
