@@ -73,6 +73,10 @@ INLINE vm m_of_bits(unsigned bits) {
   return vm2(_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(lo, lane), lane)),
              _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(hi, lane), lane)));
 }
+INLINE unsigned b_nonzero(const uint8_t *p) {
+  __m128i zero = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)p), _mm_setzero_si128());
+  return (unsigned)_mm_movemask_epi8(zero) ^ 0xffffu;
+}
 INLINE vf v_select(vm m, vf a, vf b) {
   return vf2(_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi));
 }

@@ -40,6 +40,10 @@ INLINE vm m_or(vm a, vm b) { return (vm)(a | b); }
 INLINE vm m_and(vm a, vm b) { return (vm)(a & b); }
 INLINE unsigned m_bits(vm a) { return a; }
 INLINE vm m_of_bits(unsigned bits) { return (vm)bits; }
+INLINE unsigned b_nonzero(const uint8_t *p) {
+  __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+  return _mm_test_epi8_mask(bytes, bytes);
+}
 INLINE vf v_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
 INLINE vf v_keep(vm m, vf a) { return _mm512_maskz_mov_ps(m, a); }
 

@@ -90,6 +90,13 @@ WORD vm v_unord(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] != a.f[i] || b.
 WORD vm m_or(vm a, vm b) { EACH(vm, m, a.m[i] | b.m[i]); }
 WORD vm m_and(vm a, vm b) { EACH(vm, m, a.m[i] & b.m[i]); }
 WORD vm m_of_bits(unsigned bits) { EACH(vm, m, 0u - (bits >> i & 1u)); }
+WORD unsigned b_nonzero(const uint8_t *p) {
+  unsigned bits = 0;
+  for (int i = 0; i < LANES; i++) {
+    bits |= (unsigned)(p[i] != 0) << i;
+  }
+  return bits;
+}
 WORD unsigned m_bits(vm a) {
   unsigned bits = 0;
   for (int i = 0; i < LANES; i++) {

@@ -1,0 +1,217 @@
+/* A row as it is judged, without writing it out: the user's own memory, a list of the ids whose logits are edited, and
+   the mask. Blocks of 64 are put together when they are looked at; the largest of each block is known beforehand. */
+
+struct judged {
+  const void *x;
+  size_t n, blocks;
+  int64_t dtype;
+  struct mask mask;
+  const uint64_t *is_edited; /* a bit an id, a word a block; NULL if none is */
+  const float *edited;       /* by id, where is_edited */
+  float *maxima;             /* of the blocks, padded with NaN to whole vectors */
+  float max;
+};
+
+/* ---- maxima ---- */
+
+/* The block's four vectors with -inf for what is forbidden, NaNs noticed in the rest. */
+INLINE vf masked_max(const void *x, size_t first, size_t n, int dtype, uint64_t allowed, vm *nan) {
+  vf v[4];
+  row_load64(v, x, first, n, dtype, -INFINITY);
+  for (size_t i = 0; i < 4; i++) {
+    v[i] = v_select(m_of_bits((unsigned)(allowed >> LANES * i & 0xffffu)), v[i], v_set1(-INFINITY));
+  }
+  *nan = m_or(*nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+  return v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+}
+
+/* Blocks without an allowed id are not read; where sixteen in a row have none, that is the grammar's usual case. */
+INLINE void masked_maxima(float *maxima, const void *x, size_t n, int dtype, const struct mask *mask, int *has_nan) {
+  size_t blocks = (n + BLOCK - 1) / BLOCK;
+  vm nan = m_of_bits(0);
+  for (size_t b = 0; b < blocks; b += LANES) {
+    uint64_t allowed[LANES], any = 0;
+    vf row[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+      allowed[i] = b + i < blocks ? allowed64(mask, (b + i) * BLOCK) : 0;
+      any |= allowed[i];
+    }
+    for (size_t i = 0; any && i < LANES; i++) {
+      row[i] = allowed[i] ? masked_max(x, (b + i) * BLOCK, n, dtype, allowed[i], &nan) : v_set1(-INFINITY);
+    }
+    v_store(maxima + b, any ? v_max_rows(row) : v_set1(-INFINITY));
+  }
+  for (size_t b = blocks; b % LANES; b++) {
+    maxima[b] = NAN;
+  }
+  *has_nan |= m_bits(nan) != 0;
+}
+
+struct maxima_args {
+  struct judged *row;
+  int64_t dtype;
+  int *has_nan;
+};
+INLINE void find_maxima_as(const struct maxima_args *a, void *scratch, int dtype) {
+  (void)scratch;
+  const struct judged *j = a->row;
+  if (j->mask.kind == MASK_NONE) {
+    block_maxima(j->maxima, j->x, j->n, dtype, a->has_nan);
+  } else {
+    masked_maxima(j->maxima, j->x, j->n, dtype, &j->mask, a->has_nan);
+  }
+}
+
+/* ---- blocks ---- */
+
+INLINE float logit(const struct judged *j, size_t id) {
+  switch (j->dtype) {
+  case DTYPE_F32:
+    return ((const float *)j->x)[id];
+  default: {
+    float widened[LANES];
+    v_store(widened, row_load_n(j->x, id, 1, (int)j->dtype, 0.0f));
+    return widened[0];
+  }
+  }
+}
+
+static const float *put_together(const struct judged *j, size_t block, float room[BLOCK]) {
+  size_t first = block * BLOCK;
+  uint64_t allowed = allowed64(&j->mask, first), edited = j->is_edited ? j->is_edited[block] : 0;
+  vf v[4];
+  row_load64(v, j->x, first, j->n, (int)j->dtype, -INFINITY);
+  for (size_t i = 0; i < 4; i++) {
+    v_store(room + LANES * i, v_select(m_of_bits((unsigned)(allowed >> LANES * i & 0xffffu)), v[i], v_set1(-INFINITY)));
+  }
+  for (uint64_t left = edited & allowed; left; left &= left - 1) {
+    size_t i = (size_t)__builtin_ctzll(left);
+    room[i] = j->edited[first + i];
+  }
+  return room;
+}
+
+/* The 64 logits of a block as they are judged, -inf beyond the row: in place where they are there already. */
+INLINE const float *block_of(const struct judged *j, size_t block, float room[BLOCK]) {
+  if (j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && (block + 1) * BLOCK <= j->n &&
+      !(j->is_edited && j->is_edited[block])) {
+    return (const float *)j->x + block * BLOCK;
+  }
+  return put_together(j, block, room);
+}
+
+static float max_of_block(const struct judged *j, size_t block) {
+  float room[BLOCK];
+  const float *z = block_of(j, block, room);
+  const vf v[4] = {v_load(z), v_load(z + LANES), v_load(z + 2 * LANES), v_load(z + 3 * LANES)};
+  return max_across64(v);
+}
+
+/* ---- edits ---- */
+
+struct edits {
+  uint64_t *is_edited;
+  float *value;     /* by id */
+  uint32_t *counts; /* by id, as penalise has them */
+  uint32_t *ids;    /* each once */
+  size_t count;
+};
+
+INLINE void edit(struct edits *e, const struct judged *j, size_t id) {
+  uint64_t *word = &e->is_edited[id / BLOCK], bit = (uint64_t)1 << id % BLOCK;
+  if (!(*word & bit)) {
+    *word |= bit;
+    e->value[id] = logit(j, id) + 0.0f;
+    e->counts[id] = 0;
+    e->ids[e->count++] = (uint32_t)id;
+  }
+}
+
+static void collect_edits(struct edits *e, const struct judged *j, const struct sample_args *a, int64_t row) {
+  struct ids biased = ids_of(&a->bias_ids, &a->bias_offsets, row);
+  struct ids lists[2] = {ids_of(&a->output_ids, &a->output_offsets, row),
+                         ids_of(&a->prompt_ids, &a->prompt_offsets, row)};
+  const float *bias = bias_values(a, biased);
+  memset(e->is_edited, 0, j->blocks * sizeof *e->is_edited);
+  for (size_t i = 0; i < biased.count; i++) {
+    edit(e, j, (size_t)biased.id[i]);
+    e->value[biased.id[i]] += bias[i];
+  }
+  for (int l = 0; l < 2; l++) {
+    for (size_t i = 0; i < lists[l].count; i++) {
+      size_t id = (size_t)lists[l].id[i];
+      edit(e, j, id);
+      e->counts[id] = (e->counts[id] | SEEN) + (l == 0);
+    }
+  }
+}
+
+/* A value that is lower than the maximum leaves it alone unless it was the maximum: only then is a block read again. */
+static void apply_edits(struct edits *e, struct judged *j, const struct sample_params *p, int *has_nan) {
+  for (size_t i = 0; i < e->count; i++) {
+    size_t id = e->ids[i];
+    if (e->counts[id]) {
+      e->value[id] = penalised(e->value[id], e->counts[id] & ~SEEN, p);
+    }
+  }
+  j->is_edited = e->is_edited;
+  j->edited = e->value;
+  for (size_t i = 0; i < e->count; i++) {
+    size_t id = e->ids[i], block = id / BLOCK;
+    float value = e->value[id], *max = &j->maxima[block];
+    if (!(allowed64(&j->mask, block * BLOCK) >> id % BLOCK & 1)) {
+      continue;
+    }
+    *has_nan |= value != value;
+    if (value >= *max) {
+      *max = value;
+    } else if (logit(j, id) == *max) {
+      *max = max_of_block(j, block);
+    }
+  }
+}
+
+/* ---- a row, ready ---- */
+
+/* `bytes` of scratch, the rest behind them. */
+INLINE char *take(char **scratch, size_t bytes) {
+  char *taken = *scratch;
+  *scratch += (bytes + 63) / 64 * 64;
+  return taken;
+}
+
+static struct judged plain_row(const void *x, size_t n, int64_t dtype, float *maxima) {
+  return (struct judged){.x = x, .n = n, .blocks = (n + BLOCK - 1) / BLOCK, .dtype = dtype, .maxima = maxima};
+}
+
+static void find_maxima(struct judged *j, int *has_nan) {
+  const struct maxima_args args = {j, j->dtype, has_nan};
+  FOR_DTYPE(find_maxima_as, &args, NULL)
+}
+
+/* Row `row` of a call, edits and mask seen to. 0 if nothing can be chosen from it: a NaN or +inf among the allowed, or
+   nothing allowed. */
+static int judge(struct judged *j, const struct sample_args *a, int64_t row, char **scratch) {
+  int has_nan = 0;
+  *j = plain_row(row_of(a->x.ptr, a->x_stride, row), (size_t)a->cols, a->dtype, NULL);
+  j->maxima = (float *)take(scratch, (j->blocks + LANES) * sizeof *j->maxima);
+  j->mask = mask_of(a, row);
+  if (a->bias_dense) { /* every logit is edited */
+    float *z = (float *)take(scratch, (j->n + LANES) * sizeof *z);
+    write_out(z, j->x, j->n, j->dtype);
+    add_bias(z, j->n, a, row);
+    j->x = z;
+    j->dtype = DTYPE_F32;
+  }
+  find_maxima(j, &has_nan);
+  if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr) {
+    struct edits e = {.is_edited = (uint64_t *)take(scratch, j->blocks * sizeof *e.is_edited)};
+    e.value = (float *)take(scratch, j->n * sizeof *e.value);
+    e.counts = (uint32_t *)take(scratch, j->n * sizeof *e.counts);
+    e.ids = (uint32_t *)take(scratch, j->n * sizeof *e.ids);
+    collect_edits(&e, j, a, row);
+    apply_edits(&e, j, (const struct sample_params *)a->params.ptr + row, &has_nan);
+  }
+  j->max = block_max(j->maxima, 0, j->blocks, DTYPE_F32, &has_nan);
+  return !has_nan && j->max > -INFINITY && j->max < INFINITY;
+}
