@@ -136,33 +136,24 @@ INLINE void find_law(struct law *law, const void *x, size_t n, int dtype, float 
   }
 }
 
-static void put_top(const struct law *law, float *logprobs, int64_t *ids, const struct list *list) {
-  for (size_t i = 0; i < list->count; i++) {
-    ids[i] = list->id[i];
-    logprobs[i] = logprob(law, list->value[i], ids[i]);
-  }
-}
-
-INLINE void put_tops(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law,
-                     const float *maxima, char *scratch) {
+INLINE void put_top(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law,
+                    float *maxima, char *scratch) {
   size_t n = (size_t)a->cols, k = (size_t)a->top_n;
   float *logprobs = (float *)a->top_logprobs.ptr + row * a->top_n;
   int64_t *ids = (int64_t *)a->top_ids.ptr + row * a->top_n;
-  struct list above, equal;
   if (!law->valid) {
     fill(logprobs, k, v_max_across(QUIET_NAN));
     memset(ids, 0xff, k * sizeof *ids); /* -1 */
     return;
   }
-  if (n <= RANKED && !a->force_exact) {
-    top_k_of_all(x, n, dtype, k, scratch, &above, &equal);
-  } else if (k > (n + BLOCK - 1) / BLOCK || n > COUNTABLE || a->force_exact) {
-    top_k_exact(x, n, dtype, k, scratch, &above, &equal);
-  } else {
-    top_k_by_blocks(x, n, dtype, maxima, k, scratch, &above, &equal);
+  const struct judged whole = plain_row(x, n, dtype, maxima);
+  const struct list first = n <= RANKED && !a->force_exact ? top_k_of_all(x, n, dtype, k, scratch)
+                            : k > whole.blocks || n > COUNTABLE || a->force_exact ? top_k_exact(x, n, dtype, k, scratch)
+                                                                                  : first_of(&whole, k, &scratch);
+  for (size_t i = 0; i < k; i++) {
+    ids[i] = first.id[i];
+    logprobs[i] = logprob(law, first.value[i], ids[i]);
   }
-  put_top(law, logprobs, ids, &above);
-  put_top(law, logprobs + above.count, ids + above.count, &equal);
 }
 
 INLINE void put_given(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law) {
@@ -183,8 +174,9 @@ struct scored {
 INLINE void score_row(const struct scored *s, void *scratch, int dtype) {
   const struct logprobs_args *a = s->a;
   size_t n = (size_t)a->cols;
-  float *maxima = scratch;
-  struct block_sums *sums = (struct block_sums *)(maxima + (n / BLOCK + 2 * LANES) / LANES * LANES);
+  char *rest = scratch;
+  float *maxima = (float *)take(&rest, (n / BLOCK + 2 * LANES) * sizeof *maxima);
+  struct block_sums *sums = (struct block_sums *)take(&rest, (n / SUM_BLOCK + 1) * sizeof *sums);
   double temperature = ((const struct sample_params *)a->params.ptr)[s->row].temperature;
   int64_t token = a->tokens.ptr ? ((const int64_t *)a->tokens.ptr)[s->row] : -1;
   struct law law = {
@@ -200,7 +192,7 @@ INLINE void score_row(const struct scored *s, void *scratch, int dtype) {
     ((int64_t *)a->rank.ptr)[s->row] = law.valid && token >= 0 ? law.above + 1 : 0;
   }
   if (a->top_n) {
-    put_tops(a, s->row, s->x, dtype, &law, maxima, (char *)(sums + n / SUM_BLOCK + 1));
+    put_top(a, s->row, s->x, dtype, &law, maxima, rest);
   }
   if (a->given.ptr) {
     put_given(a, s->row, s->x, dtype, &law);
@@ -231,16 +223,17 @@ static void logprobs(const struct logprobs_args *a, void *scratch) {
       .bias_dense = a->bias_dense,
       .bias_stride = a->bias_stride,
   };
-  size_t room = ((size_t)a->cols + 2 * LANES) / LANES * LANES;
-  float *z = scratch;
-  uint32_t *counts = (uint32_t *)(z + room);
+  size_t n = (size_t)a->cols;
+  char *rest = scratch;
+  float *z = (float *)take(&rest, (n + BLOCK) * sizeof *z);
+  uint32_t *counts = (uint32_t *)take(&rest, n * sizeof *counts);
   FOR_ROWS (r, a) {
     struct scored s = {a, row_of(a->x.ptr, a->x_stride, r), r, a->dtype};
-    if (has_edits(&edits)) {
+    if (a->bias_values.ptr || a->prompt_ids.ptr || a->output_ids.ptr || a->mask_kind != MASK_NONE) {
       write_edited(z, counts, &edits, r);
       s.x = z;
       s.dtype = DTYPE_F32;
     }
-    FOR_DTYPE(score_row, &s, counts + room)
+    FOR_DTYPE(score_row, &s, rest)
   }
 }
