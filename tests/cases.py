@@ -336,7 +336,11 @@ def run_logprobs(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Resul
     told, count = for_rows(settings, len(x)), len(x)
     if "token" in told:
         told["tokens"] = [told.pop("token")] * count
-    widths = {"top_ids": (told.get("top_n"),), "top_logprobs": (told.get("top_n"),), "given": (len(told.get("ids", ())),)}
+    widths = {
+        "top_ids": (told.get("top_n"),),
+        "top_logprobs": (told.get("top_n"),),
+        "given": (len(told.get("ids", ())),),
+    }
     fields = asked(settings)
     out = lanewise.Logprobs(
         *(

@@ -88,7 +88,9 @@ def test_bits_equal_scalar(case: Case, n: int, dtype: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in ("top_k", "sample", "logprobs")])
+@pytest.mark.parametrize(
+    ("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in ("top_k", "sample", "logprobs")]
+)
 def test_exact_path_equals_fast_path(case: Case, n: int, dtype: str, isa: str) -> None:
     x, settings = runs(case, n, dtype)
     _ops.set_force_exact(True)
