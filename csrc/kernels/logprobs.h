@@ -147,9 +147,8 @@ INLINE void put_top(const struct logprobs_args *a, int64_t row, const void *x, i
     return;
   }
   const struct judged whole = plain_row(x, n, dtype, maxima);
-  const struct list first = n <= RANKED && !a->force_exact ? top_k_of_all(x, n, dtype, k, scratch)
-                            : k > whole.blocks || n > COUNTABLE || a->force_exact ? top_k_exact(x, n, dtype, k, scratch)
-                                                                                  : first_of(&whole, k, &scratch);
+  const struct list first =
+      a->force_exact || n > COUNTABLE ? top_k_exact(x, n, dtype, k, scratch) : first_of(&whole, k, &scratch);
   for (size_t i = 0; i < k; i++) {
     ids[i] = first.id[i];
     logprobs[i] = logprob(law, first.value[i], ids[i]);

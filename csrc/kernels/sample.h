@@ -90,8 +90,9 @@ struct left {
 
 INLINE struct prefix shorter(struct prefix a, struct prefix b) { return is_longer(a, b) ? b : a; }
 
-static void leave_top_k(struct left *l, const struct judged *j, size_t k, char *scratch) {
-  if (k > j->blocks) {
+static void leave_top_k(struct left *l, const struct judged *j, const struct sample_params *p, char *scratch) {
+  size_t k = top_k_of(p, j->n);
+  if (k > j->blocks && p->top_p >= 1.0) { /* counting what comes before winners is cheaper than finding them all */
     l->rank = k;
     return;
   }
@@ -101,43 +102,40 @@ static void leave_top_k(struct left *l, const struct judged *j, size_t k, char *
   l->known = shorter(l->known, kept);
 }
 
-/* 0 if it takes the whole row to know. */
-static int leave_min_p(struct left *l, const struct judged *j, const struct sample_params *p, double temperature,
-                       char *scratch) {
+static void leave_min_p(struct left *l, const struct judged *j, const struct sample_params *p, double temperature,
+                        char *scratch) {
   struct prefix kept = {min_p_bound(p->min_p, j->max, temperature), j->n};
   size_t least = min_size((size_t)p->min_keep, j->n);
-  if (least > j->blocks) {
-    return 0;
-  }
   if (least > 1) {
     const struct list first = first_of(j, least, &scratch);
     kept = is_longer(last_of(&first), kept) ? last_of(&first) : kept;
   }
   l->known = shorter(l->known, kept);
-  return 1;
 }
 
-/* 0 if it takes the whole row to know. */
-static int what_is_left(struct left *l, const struct judged *j, const struct sample_args *a,
-                        const struct sample_params *p, double temperature, char *scratch) {
+static struct left what_is_left(const struct judged *j, const struct sample_args *a, const struct sample_params *p,
+                                double temperature, char *scratch) {
   double current = 1.0;
-  *l = (struct left){.known = everything, .nucleus.top_p = 1.0, .ties_all = a->ties_all != 0};
+  struct left l = {.known = everything, .nucleus.top_p = 1.0, .ties_all = a->ties_all != 0};
   for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
     if (a->steps[i] == STEP_TEMPERATURE) {
       current = temperature;
     } else if (a->steps[i] == STEP_TOP_K && top_k_of(p, j->n)) {
-      leave_top_k(l, j, top_k_of(p, j->n), scratch);
-    } else if (a->steps[i] == STEP_MIN_P && p->min_p > 0.0 && !leave_min_p(l, j, p, current, scratch)) {
-      return 0;
+      leave_top_k(&l, j, p, scratch);
+    } else if (a->steps[i] == STEP_MIN_P && p->min_p > 0.0) {
+      leave_min_p(&l, j, p, current, scratch);
     } else if (a->steps[i] == STEP_TOP_P && p->top_p < 1.0) {
-      if (l->rank) { /* its total is of what top-k leaves */
-        return 0;
-      }
-      l->nucleus = (struct nucleus){
-          j, l->known, (float)(1.0 / current), p->top_p, (size_t)p->min_keep, l->ties_all, -1.0, -1.0, 0};
+      l.nucleus = (struct nucleus){.row = j,
+                                   .of = l.known,
+                                   .inverse = (float)(1.0 / current),
+                                   .top_p = p->top_p,
+                                   .min_keep = (size_t)p->min_keep,
+                                   .ties_all = l.ties_all,
+                                   .least = -1.0,
+                                   .rough = -1.0};
     }
   }
-  return 1;
+  return l;
 }
 
 static int is_left(struct left *l, const struct judged *j, struct winner w) {
@@ -182,7 +180,6 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
     return sample_whole(a, p, row, temperature, &key, scratch);
   }
   struct judged j;
-  struct left left;
   char *rest = scratch;
   if (!judge(&j, a, row, &rest)) {
     return -1;
@@ -195,9 +192,7 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
   if (few) {
     return (int64_t)sample_few(&j, a, p, row, few, temperature, &key, rest);
   }
-  if (!what_is_left(&left, &j, a, p, temperature, rest)) {
-    return sample_whole(a, p, row, temperature, &key, scratch);
-  }
+  struct left left = what_is_left(&j, a, p, temperature, rest);
   return (int64_t)draw_left(&left, &j, temperature, &key);
 }
 

@@ -32,9 +32,9 @@ static uint64_t total_weight(const struct row_state *s) {
   return w_total(acc);
 }
 
-/* The first k of z's order: by block maxima (top_k.h), or by radix when k exceeds the number of blocks. */
+/* The first k of z's order: by candidates (top_k.h), or by radix when forced. */
 static struct prefix first_k(struct row_state *s, size_t k) {
-  if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
+  if (s->force_exact) {
     return select_count(s->z, s->n, k, s->scratch);
   }
   struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);

@@ -157,5 +157,5 @@ def logprobs(logits, tokens=None, *, top_n=0, ids=None, entropy=False, temperatu
               place(tops, cnp.NPY_FLOAT32, out, 3, &r, &a.top_logprobs),
               place(given, cnp.NPY_FLOAT32, out, 4, &r, &a.given),
               place(rows if entropy else None, cnp.NPY_FLOAT32, out, 5, &r, &a.entropy)]
-    run(OP_logprobs, &a, r.cols)
+    run(OP_logprobs, &a, r.cols, 8 * r.cols + 20000)
     return finished(fields, out)
