@@ -23,6 +23,8 @@
 
 #include "sample.h"
 
+#include "logprobs.h"
+
 #include "arithmetic.h"
 
 #include "filters.h"

@@ -16,11 +16,13 @@ from .filters import (
 )
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
+from .scoring import Logprobs, logprobs
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
     "InvalidLogitsError",
+    "Logprobs",
     "SamplingParams",
     "Stream",
     "Support",
@@ -31,6 +33,7 @@ __all__ = [
     "get_num_threads",
     "info",
     "log_softmax",
+    "logprobs",
     "logsumexp",
     "min_p_mask",
     "sample",
