@@ -217,17 +217,17 @@ def transformers() -> Peer:
 
 
 def llama_cpp() -> Peer:
+    """Its C functions, as llama-cpp-python (0.3.36) binds them."""
     import llama_cpp
 
-    steps: dict[str, Callable[[Any], Any]] = {  # top-k first: every later step has less to do
-        "repetition_penalty": lambda penalty: llama_cpp.llama_sampler_init_penalties(512, penalty, 0.0, 0.0),
-        "top_k": llama_cpp.llama_sampler_init_top_k,
-        "temperature": llama_cpp.llama_sampler_init_temp,
-        "top_p": lambda p: llama_cpp.llama_sampler_init_top_p(p, 1),
-        "min_p": lambda p: llama_cpp.llama_sampler_init_min_p(p, 1),
-    }
-
     def sampler(setting: Setting, vocab: int) -> Call:
+        steps: dict[str, Callable[[Any], Any]] = {  # top-k first: every later step has less to do
+            "repetition_penalty": lambda penalty: llama_cpp.llama_sampler_init_penalties(vocab, 512, penalty, 0.0, 0.0),
+            "top_k": llama_cpp.llama_sampler_init_top_k,
+            "temperature": llama_cpp.llama_sampler_init_temp,
+            "top_p": lambda p: llama_cpp.llama_sampler_init_top_p(p, 1),
+            "min_p": lambda p: llama_cpp.llama_sampler_init_min_p(p, 1),
+        }
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         for name, step in steps.items():
             if name in setting:
@@ -235,19 +235,19 @@ def llama_cpp() -> Peer:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(1))
         for token in prompt(vocab).tolist():
             llama_cpp.llama_sampler_accept(chain, token)
-        fresh = np.zeros(vocab, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        fresh["id"] = np.arange(vocab)
+        fresh = np.zeros((vocab, 3), np.int32)  # id, logit, p
+        fresh[:, 0] = np.arange(vocab)
         candidates = fresh.copy()
-        array = llama_cpp.llama_token_data_array(
-            candidates.ctypes.data_as(llama_cpp.llama_token_data_p), vocab, -1, False
-        )
+        logits = candidates.view(np.float32)[:, 1]
+        data = candidates.ctypes.data_as(llama_cpp.llama_token_data_p)
+        array = llama_cpp.llama_token_data_array(data, vocab, -1, False)
 
         def call(row: np.ndarray) -> int:
             np.copyto(candidates, fresh)  # the chain sorts and shortens what it is given
-            candidates["logit"] = row
+            logits[:] = row
             array.size, array.selected, array.sorted = vocab, -1, False
             llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
-            return int(candidates["id"][array.selected])
+            return int(candidates[array.selected, 0])
 
         return call
 

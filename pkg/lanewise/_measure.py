@@ -108,6 +108,7 @@ OPERATIONS = (
     *(sampling(name, setting) for name, setting in SETTINGS.items()),
     sampling("full pipeline", PIPELINE),
 )
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 # ---- rows ----
@@ -126,7 +127,7 @@ def cold_rows(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def just_written(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Each in turn as a model's last layer leaves it: the product of a matrix, which has them as columns, and a vector."""
+    """Each in turn as a model's last layer leaves it: the product of a matrix that has them as columns and a vector."""
     matrix, picks = np.stack(rows, axis=1), np.eye(len(rows), dtype=np.float32)
     x = np.empty_like(rows[0])
     for pick in itertools.cycle(picks):
@@ -145,8 +146,8 @@ class Timings(NamedTuple):
     def microseconds(self, name: str) -> float:
         return float(np.median(self.calls[name])) / 1e3
 
-    def over_floor(self, name: str) -> float:
-        return float(np.median(self.calls[name] / self.floor))
+    def over_floor(self, name: str, average: Callable[[np.ndarray], Any] = np.median) -> float:
+        return float(average(self.calls[name] / self.floor))
 
     def ratio(self, name: str, to: str) -> float:
         return float(np.median(self.calls[name] / self.calls[to]))
@@ -255,7 +256,7 @@ def line(cell: Cell) -> str:
     return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {beside(cell, '  ')}".rstrip()
 
 
-def beside(cell: Cell, separator: str) -> str:
+def beside(cell: Any, separator: str) -> str:
     return separator.join(
         f"{peer} {times:.1f}x" if times >= 1 else f"{peer} {times:.2g}x" for peer, times in cell.peers.items()
     )
