@@ -22,8 +22,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few repeats and sizes: whether it runs, not how fast")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to write to")
     args = parser.parse_args()
-    if args.markdown:
-        print("\n\n".join(report.markdown(name, view, args.results) for name, view in VIEWS.items()))
+    if args.docs:
+        report.document(VIEWS, args.results, args.docs)
     else:
         report.run(args.view, VIEWS[args.view], args.results, args.quick)
 

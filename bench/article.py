@@ -63,4 +63,12 @@ def markdown(rows: Sequence[Row]) -> str:
     return grid(HEADINGS, [cells(row) for row in rows])
 
 
-VIEW = View("the article's table", Row, measured, FORMAT(*HEADINGS), lambda row: FORMAT(*cells(row)), markdown)
+VIEW = View(
+    "The article's table",
+    "the article's table",
+    Row,
+    measured,
+    FORMAT(*HEADINGS),
+    lambda row: FORMAT(*cells(row)),
+    markdown,
+)

@@ -195,7 +195,7 @@ def worst(bar: Bar, vocab: int, quick: bool) -> tuple[float, str]:
     cases = list(itertools.product(bar.ways, bar.kinds))
     if len(cases) > 3:
         cases = sorted(cases, key=lambda case: look(case, *short))[-3:]
-    return max(look(case, *(short if quick else (64, 0.5))) for case in cases)
+    return max(look(case, *(short if quick else (64, 1.0))) for case in cases)
 
 
 # ---- beside a library ----
@@ -204,7 +204,7 @@ def worst(bar: Bar, vocab: int, quick: bool) -> tuple[float, str]:
 def faster(bar: Beside, vocab: int, quick: bool) -> tuple[float, str]:
     theirs = peers.ways(BY_NAME[bar.theirs or bar.operation])[bar.peer]
     ways = {"ours": BY_NAME[bar.operation].lanewise, "theirs": theirs}
-    took = compare((), ways, made("realistic", vocab, 2 if quick else 64), seconds=0.0 if quick else 0.5, least=64)
+    took = compare((), ways, made("realistic", vocab, 2 if quick else 64), seconds=0.0 if quick else 1.0, least=64)
     return took.ratio(
         "theirs", to="ours"
     ), f"{took.microseconds('ours'):.1f} us, its {took.microseconds('theirs'):.1f} us"
@@ -324,4 +324,4 @@ def markdown(rows: Sequence[Row]) -> str:
     )
 
 
-VIEW = View("the bars: measured, limit, PASS or over", Row, measured, "", line, markdown, notes=notes)
+VIEW = View("The bars", "the bars: measured, limit, PASS or over", Row, measured, "", line, markdown, notes=notes)

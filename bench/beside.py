@@ -32,4 +32,13 @@ def markdown(cells: Sequence[Cell]) -> str:
     return grid(("", "V", "lanewise, us", "x floor", *names), rows)
 
 
-VIEW = View("drawing beside other libraries", Cell, measured, HEADING, line, markdown, plots.beside)
+VIEW = View(
+    "Drawing beside other libraries",
+    "drawing beside other libraries",
+    Cell,
+    measured,
+    HEADING,
+    line,
+    markdown,
+    plots.beside,
+)

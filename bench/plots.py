@@ -22,7 +22,7 @@ def save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 

@@ -109,6 +109,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 VIEW = View(
+    "64 rows of 151,936",
     "64 rows x 151,936, cold, full pipeline, one core",
     Row,
     measured,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,11 @@ import lanewise
 
 from . import peers
 
+PLOT = "performance-{}.png"
+
 
 class View(NamedTuple):
+    title: str
     about: str
     row: Callable[..., Any]  # the NamedTuple of a row
     measured: Callable[[bool], Iterator[Any]]  # of `quick`
@@ -65,15 +69,29 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def markdown(name: str, view: View, folder: Path) -> str:
-    """The latest result of a view."""
-    results = sorted(folder.glob(f"{name}-*.json"))
-    if not results:
-        return f"## {name}\n\nnothing in {folder}: python -m bench --{name}"
-    saved = json.loads(results[-1].read_text())
+def latest(name: str, folder: Path) -> Path | None:
+    return max(folder.glob(f"{name}-*.json"), default=None)
+
+
+def markdown(name: str, view: View, result: Path) -> str:
+    saved = json.loads(result.read_text())
+    command = "python -m bench" if name == "table" else f"python -m bench --{name}"
     where = ", ".join(f"{key} {value}" for key, value in saved["machine"].items() if key != "isas")
-    parts = f"## {name}", f"{where}.", view.markdown([view.row(**row) for row in saved["rows"]]), saved["notes"]
-    return "\n\n".join(filter(None, parts))
+    plot = f"![{view.about}]({PLOT.format(name)})" if result.with_suffix(".png").exists() else ""
+    parts = f"### {view.title}", f"`{command}`: {where}.", view.markdown([view.row(**row) for row in saved["rows"]])
+    return "\n\n".join(filter(None, (*parts, saved["notes"], plot)))
+
+
+def document(views: dict[str, View], folder: Path, page: Path) -> None:
+    """The latest result of each view into the page, between its marks, and the plots beside it."""
+    results = {name: result for name in views if (result := latest(name, folder))}
+    before, begin, rest = page.read_text().partition("<!-- begin: measured -->\n")
+    _, end, after = rest.partition("<!-- end: measured -->\n")
+    measured = "\n\n".join(markdown(name, views[name], result) for name, result in results.items())
+    page.write_text(f"{before}{begin}{measured}\n{end}{after}")
+    for name, result in results.items():
+        if result.with_suffix(".png").exists():
+            shutil.copy(result.with_suffix(".png"), page.parent / PLOT.format(name))
 
 
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

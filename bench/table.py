@@ -72,4 +72,13 @@ def markdown(cells: Sequence[Cell]) -> str:
     return grid(("operation", "V", "us", "floor", "x floor", worst_of, "written", "cold", others), rows)
 
 
-VIEW = View("every operation and kind of row (the default)", Cell, measured, HEADING, line, markdown, plots.over_floors)
+VIEW = View(
+    "Every operation",
+    "every operation and kind of row (the default)",
+    Cell,
+    measured,
+    HEADING,
+    line,
+    markdown,
+    plots.over_floors,
+)
