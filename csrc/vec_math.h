@@ -95,6 +95,16 @@ INLINE vf v_exp(vf x) {
   return v_keep(v_ge(x, v_set1(-87.33f)), scaled);
 }
 
+/* Within 3.1 % of v_exp for x in [-87, 0], and what it is at -87 below: the exponent and a straight line between powers
+   of two, put where the line's error is the same above and below (Schraudolph, Neural Computation 1999). Only bounds
+   are made of it. */
+enum { ROUGH_BITS = 15 };
+INLINE vf v_exp_rough(vf x) {
+  const float one = 0x1p23f + 127 * (1 << ROUGH_BITS), centre = 1409.0f;
+  vf t = v_fma(v_max(x, v_set1(-87.0f)), v_set1(1.44269504088896341f * (1 << ROUGH_BITS)), v_set1(one - centre));
+  return v_of_bits(u_shl(v_bits(t), 23 - ROUGH_BITS));
+}
+
 /* ---- float64: names end in _1, for one number ---- */
 
 INLINE uint64_t double_bits(double d) {
@@ -196,6 +206,34 @@ INLINE void random_bits32(uint64_t r[32], uint32_t first, uint32_t domain, const
   for (int i = 0; i < LANES; i++) {
     r[2 * i] = word[0][i] | (uint64_t)word[1][i] << 32;
     r[2 * i + 1] = word[2][i] | (uint64_t)word[3][i] << 32;
+  }
+}
+
+/* Both items of 16 counters anywhere. */
+static void random_pairs16(uint64_t first[16], uint64_t second[16], const uint32_t counter[16], uint32_t domain,
+                           const struct philox_key *key) {
+  uint32_t word[4][LANES];
+  vu out[4];
+  philox16(out, u_load(counter), domain, key);
+  for (int w = 0; w < 4; w++) {
+    u_store(word[w], out[w]);
+  }
+  for (int i = 0; i < LANES; i++) {
+    first[i] = word[0][i] | (uint64_t)word[1][i] << 32;
+    second[i] = word[2][i] | (uint64_t)word[3][i] << 32;
+  }
+}
+
+/* One item each, of 16 items anywhere. */
+static void random_bits16(uint64_t r[16], const uint32_t item[16], uint32_t domain, const struct philox_key *key) {
+  uint32_t lo[LANES], hi[LANES];
+  vu out[4], items = u_load(item);
+  philox16(out, u_shr(items, 1), domain, key);
+  vm even = u_eq(u_shl(items, 31), u_set1(0));
+  u_store(lo, v_bits(v_select(even, v_of_bits(out[0]), v_of_bits(out[2]))));
+  u_store(hi, v_bits(v_select(even, v_of_bits(out[1]), v_of_bits(out[3]))));
+  for (int i = 0; i < LANES; i++) {
+    r[i] = lo[i] | (uint64_t)hi[i] << 32;
   }
 }
 

@@ -65,8 +65,18 @@ INLINE unsigned m_bits(vm a) {
   }
   return bits;
 }
+INLINE unsigned b_nonzero(const uint8_t *p) {
+  static const uint8_t bit[LANES] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  uint8x16_t bytes = vld1q_u8(p), set = vandq_u8(vtstq_u8(bytes, bytes), vld1q_u8(bit));
+  return (unsigned)vaddv_u8(vget_low_u8(set)) | (unsigned)vaddv_u8(vget_high_u8(set)) << 8;
+}
 INLINE vm m_of_bits(unsigned bits) { QUARTERS(vm, vtstq_u32(vdupq_n_u32(bits >> 4 * i), vld1q_u32(lane_bit))); }
 INLINE vf v_select(vm m, vf a, vf b) { QUARTERS(vf, vbslq_f32(m.q[i], a.q[i], b.q[i])); }
+INLINE void v_fill64(vf v[4], uint64_t keep, float fill) {
+  for (int i = 0; i < 4; i++) {
+    v[i] = v_select(m_of_bits((unsigned)(keep >> LANES * i & 0xffffu)), v[i], v_set1(fill));
+  }
+}
 INLINE vf v_keep(vm m, vf a) { QUARTERS(vf, vreinterpretq_f32_u32(vandq_u32(m.q[i], vreinterpretq_u32_f32(a.q[i])))); }
 
 INLINE vu v_bits(vf a) { QUARTERS(vu, vreinterpretq_u32_f32(a.q[i])); }

@@ -90,6 +90,13 @@ WORD vm v_unord(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] != a.f[i] || b.
 WORD vm m_or(vm a, vm b) { EACH(vm, m, a.m[i] | b.m[i]); }
 WORD vm m_and(vm a, vm b) { EACH(vm, m, a.m[i] & b.m[i]); }
 WORD vm m_of_bits(unsigned bits) { EACH(vm, m, 0u - (bits >> i & 1u)); }
+WORD unsigned b_nonzero(const uint8_t *p) {
+  unsigned bits = 0;
+  for (int i = 0; i < LANES; i++) {
+    bits |= (unsigned)(p[i] != 0) << i;
+  }
+  return bits;
+}
 WORD unsigned m_bits(vm a) {
   unsigned bits = 0;
   for (int i = 0; i < LANES; i++) {
@@ -98,6 +105,11 @@ WORD unsigned m_bits(vm a) {
   return bits;
 }
 WORD vf v_select(vm m, vf a, vf b) { EACH(vf, f, m.m[i] ? a.f[i] : b.f[i]); }
+WORD void v_fill64(vf v[4], uint64_t keep, float fill) {
+  for (int i = 0; i < 4; i++) {
+    v[i] = v_select(m_of_bits((unsigned)(keep >> LANES * i & 0xffffu)), v[i], v_set1(fill));
+  }
+}
 WORD vf v_keep(vm m, vf a) { EACH(vf, f, bits_to_float(m.m[i] & float_to_bits(a.f[i]))); }
 
 WORD vu v_bits(vf a) { EACH(vu, u, float_to_bits(a.f[i])); }

@@ -5,11 +5,15 @@
 
 #include "select.h"
 
+#include "edit.h"
+
+#include "judged.h"
+
 #include "top_k.h"
 
 #include "noise.h"
 
-#include "edit.h"
+#include "mass.h"
 
 #include "truncate.h"
 

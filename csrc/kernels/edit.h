@@ -1,4 +1,5 @@
-/* The row as it is judged: widened to float32, then bias, penalties and mask, as if written out in that order. */
+/* The row as it is judged, written out: widened to float32, then bias, penalties and mask, in that order. What does it
+   lazily, and must agree, is judged.h. */
 
 /* -inf fills the last vector beyond the row; adding 0 makes both zeros one. */
 struct text {
@@ -33,6 +34,11 @@ INLINE struct ids ids_of(const struct span *ids, const struct span *offsets, int
   return (struct ids){(const int64_t *)ids->ptr + o[0], (size_t)(o[1] - o[0])};
 }
 
+/* What a sparse bias adds to each of its ids. */
+INLINE const float *bias_values(const struct sample_args *a, struct ids ids) {
+  return (const float *)a->bias_values.ptr + (ids.count ? ids.id - (const int64_t *)a->bias_ids.ptr : 0);
+}
+
 static void add_bias(float *z, size_t n, const struct sample_args *a, int64_t row) {
   if (a->bias_dense) {
     const float *bias = row_of(a->bias_values.ptr, a->bias_stride, row);
@@ -42,7 +48,7 @@ static void add_bias(float *z, size_t n, const struct sample_args *a, int64_t ro
     return;
   }
   struct ids ids = ids_of(&a->bias_ids, &a->bias_offsets, row);
-  const float *values = (const float *)a->bias_values.ptr + (ids.count ? ids.id - (const int64_t *)a->bias_ids.ptr : 0);
+  const float *values = bias_values(a, ids);
   for (size_t i = 0; i < ids.count; i++) {
     z[ids.id[i]] += values[i];
   }
@@ -50,10 +56,17 @@ static void add_bias(float *z, size_t n, const struct sample_args *a, int64_t ro
 
 enum { SEEN = 1u << 31 }; /* marks an id that is penalised; the rest of its count is how often it was put out */
 
-/* Repetition over prompt and output, frequency and presence over output, each id once, in that order. */
+/* A logit after repetition, frequency and presence penalties, in that order, of an id put out this often. */
+INLINE float penalised(float v, uint32_t times, const struct sample_params *p) {
+  const float repetition = (float)p->repetition_penalty;
+  float divided = v / repetition, multiplied = v * repetition;
+  v = v > 0.0f ? divided : multiplied;
+  float lowered = v - (float)p->frequency_penalty * (float)times - (float)p->presence_penalty;
+  return times ? lowered : v;
+}
+
+/* Repetition over prompt and output, frequency and presence over output, each id once. */
 static void penalise(float *z, uint32_t *counts, struct ids prompt, struct ids output, const struct sample_params *p) {
-  const float repetition = (float)p->repetition_penalty, frequency = (float)p->frequency_penalty;
-  const float presence = (float)p->presence_penalty;
   struct ids lists[2] = {output, prompt};
   for (int l = 0; l < 2; l++) {
     for (size_t i = 0; i < lists[l].count; i++) {
@@ -65,45 +78,59 @@ static void penalise(float *z, uint32_t *counts, struct ids prompt, struct ids o
   }
   for (int l = 0; l < 2; l++) {
     for (size_t i = 0; i < lists[l].count; i++) {
-      uint32_t *count = &counts[lists[l].id[i]];
-      float *v = &z[lists[l].id[i]];
-      if (*count & SEEN) {
-        float times = (float)(*count & ~SEEN);
-        *v = *v > 0.0f ? *v / repetition : *v * repetition;
-        if (times > 0.0f) {
-          *v -= frequency * times;
-          *v -= presence;
-        }
-        *count = 0; /* done: a later mention of the id finds nothing to do */
+      int64_t id = lists[l].id[i];
+      if (counts[id] & SEEN) {
+        z[id] = penalised(z[id], counts[id] & ~SEEN, p);
+        counts[id] = 0; /* done: a later mention of the id finds nothing to do */
       }
     }
   }
 }
 
-static void forbid(float *z, size_t n, const struct sample_args *a, int64_t row) {
-  const void *mask = row_of(a->mask.ptr, a->mask_stride, row);
-  size_t width = min_size((size_t)a->mask_width, n);
-  for (size_t i = 0; i < width; i += LANES) {
-    size_t lanes = min_size(LANES, width - i);
-    unsigned allowed = 0;
-    if (a->mask_kind == MASK_BITS) {
-      allowed = ((const uint32_t *)mask)[i / 32] >> i % 32 & 0xffffu;
-    } else {
-      const uint8_t *bytes = (const uint8_t *)mask + i;
-      for (size_t j = 0; j < lanes; j++) {
-        allowed |= (unsigned)(bytes[j] != 0) << j;
-      }
-    }
-    store_upto(z, i, width, v_select(m_of_bits(allowed), v_load(z + i), v_set1(-INFINITY)));
+/* Which of 64 ids from `first` on a mask allows, a bit each; what it does not reach it forbids. */
+struct mask {
+  const void *bits;
+  int64_t kind;
+  size_t width;
+};
+
+INLINE struct mask mask_of(const struct sample_args *a, int64_t row) {
+  return (struct mask){row_of(a->mask.ptr, a->mask_stride, row), a->mask_kind,
+                       min_size((size_t)a->mask_width, (size_t)a->cols)};
+}
+
+INLINE uint64_t allowed64(const struct mask *m, size_t first) {
+  if (m->kind == MASK_NONE) {
+    return ~(uint64_t)0;
   }
-  fill(z + width, n - width, -INFINITY);
+  size_t count = m->width > first ? min_size(64, m->width - first) : 0;
+  uint64_t allowed = 0;
+  if (m->kind == MASK_BITS) {
+    const uint32_t *words = (const uint32_t *)m->bits + first / 32;
+    allowed = (count ? words[0] : 0) | (uint64_t)(count > 32 ? words[1] : 0) << 32;
+  } else {
+    const uint8_t *bytes = (const uint8_t *)m->bits + first;
+    for (size_t i = 0; i + LANES <= count; i += LANES) {
+      allowed |= (uint64_t)b_nonzero(bytes + i) << i;
+    }
+    for (size_t i = count / LANES * LANES; i < count; i++) {
+      allowed |= (uint64_t)(bytes[i] != 0) << i;
+    }
+  }
+  return count < 64 ? allowed & (((uint64_t)1 << count) - 1) : allowed;
 }
 
-INLINE int has_edits(const struct sample_args *a) {
-  return a->bias_values.ptr || a->prompt_ids.ptr || a->output_ids.ptr || a->mask_kind != MASK_NONE;
+/* z has room for whole blocks. */
+static void forbid(float *z, size_t n, const struct mask *m) {
+  for (size_t first = 0; first < n; first += 64) {
+    uint64_t allowed = allowed64(m, first);
+    for (size_t i = first; i < min_size(first + 64, n); i += LANES, allowed >>= LANES) {
+      v_store(z + i, v_select(m_of_bits((unsigned)(allowed & 0xffffu)), v_load(z + i), v_set1(-INFINITY)));
+    }
+  }
 }
 
-/* z has room for whole vectors, counts for n. */
+/* z has room for whole blocks, counts for n. */
 static void write_edited(float *z, uint32_t *counts, const struct sample_args *a, int64_t row) {
   size_t n = (size_t)a->cols;
   write_out(z, row_of(a->x.ptr, a->x_stride, row), n, a->dtype);
@@ -115,6 +142,7 @@ static void write_edited(float *z, uint32_t *counts, const struct sample_args *a
              ids_of(&a->output_ids, &a->output_offsets, row), (const struct sample_params *)a->params.ptr + row);
   }
   if (a->mask_kind != MASK_NONE) {
-    forbid(z, n, a, row);
+    const struct mask mask = mask_of(a, row);
+    forbid(z, n, &mask);
   }
 }

@@ -7,17 +7,14 @@ struct few {
   float max, inverse;
 };
 
-/* The k first of z, k <= blocks, of those allowed; z may be the user's row: nothing beyond n is read. */
-static void pick_few(struct few *f, const float *z, size_t n, const float *maxima, size_t k, char *scratch) {
-  struct list equal;
-  top_k_by_blocks(z, n, DTYPE_F32, maxima, k, scratch, &f->list, &equal);
-  memcpy(f->list.value + f->list.count, equal.value, equal.count * sizeof *equal.value);
-  memcpy(f->list.id + f->list.count, equal.id, equal.count * sizeof *equal.id);
-  f->list.count += equal.count;
-  while (f->list.count > 1 && f->list.value[f->list.count - 1] == -INFINITY) {
-    f->list.count--;
+/* The k first, k <= blocks, of those allowed. */
+static struct few pick_few(const struct judged *j, size_t k, char **scratch) {
+  struct few f = {.list = first_of(j, k, scratch), .max = j->max, .inverse = 1.0f};
+  while (f.list.value[f.list.count - 1] == -INFINITY) { /* the first is not */
+    f.list.count--;
   }
-  f->max = f->list.value[0];
+  f.weight = (uint64_t *)take(scratch, (f.list.count + LANES) * sizeof *f.weight);
+  return f;
 }
 
 static uint64_t weigh_few(struct few *f) {
@@ -53,7 +50,6 @@ static size_t min_p_of_few(const struct few *f, double min_p, double temperature
 static void truncate_few(struct few *f, const struct sample_args *a, const struct sample_params *p,
                          double temperature) {
   double current = 1.0;
-  f->inverse = 1.0f;
   for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
     size_t kept = f->list.count;
     if (a->steps[i] == STEP_TEMPERATURE) {
@@ -69,34 +65,26 @@ static void truncate_few(struct few *f, const struct sample_args *a, const struc
   }
 }
 
-/* Puts the list back into a row that is -inf elsewhere, as far as a draw looks: maxima everywhere, z in their blocks.
- */
-static void spread_few(const struct few *f, float *z, float *maxima, size_t n) {
-  size_t blocks = (n + BLOCK - 1) / BLOCK;
-  fill(maxima, blocks, -INFINITY);
-  for (size_t i = 0; i < f->list.count; i++) {
-    size_t id = f->list.id[i], block = id / BLOCK;
-    if (maxima[block] == -INFINITY) { /* the first of a block is its largest */
-      maxima[block] = f->list.value[i];
-      fill(z + block * BLOCK, BLOCK, -INFINITY);
-    }
-    z[id] = f->list.value[i];
-  }
-}
-
-/* Whether the first truncation that does anything is a top-k that pick_few can serve; k of it, else 0. */
+/* How many pick_few is to pick, if top-k comes before what needs to see all of the row, else 0. A min-p before it keeps
+   a prefix that does not depend on what top-k keeps, so the two may change places. */
 INLINE size_t few_first(const struct sample_args *a, const struct sample_params *p, size_t n) {
-  if (a->force_exact || a->ties_all || a->has_u) {
-    return 0;
-  }
-  for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
+  for (int i = 0; i < STEP_LIMIT && a->steps[i] && !a->ties_all; i++) {
     if (a->steps[i] == STEP_TOP_K && top_k_of(p, n)) {
       size_t k = top_k_of(p, n);
       return k <= (n + BLOCK - 1) / BLOCK ? k : 0;
     }
-    if ((a->steps[i] == STEP_TOP_P && p->top_p < 1.0) || (a->steps[i] == STEP_MIN_P && p->min_p > 0.0)) {
+    if (a->steps[i] == STEP_TOP_P && p->top_p < 1.0) {
       return 0;
     }
   }
   return 0;
+}
+
+/* The draw from the first `count` of f's list. */
+static size_t draw_few(const struct few *f, const struct judged *j, double temperature, const struct philox_key *key) {
+  size_t count = f->list.count;
+  if (count <= FEW) {
+    return best_of_few(f->list.value, f->list.id, count, temperature, key).id;
+  }
+  return gumbel_argmax(j, last_of(&f->list), temperature, key).id;
 }

@@ -11,59 +11,166 @@ enum { FANOUT = BLOCK, SUPERBLOCK = FANOUT * FANOUT, MAX_SUPERBLOCKS = SAMPLE_MA
 /* What a domain's 64 random bits are for; a root's bits are items 2s (E) and 2s + 1 (position). */
 enum { DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION };
 
-INLINE size_t position_of(uint64_t bits) { return bits >> 58; }
+INLINE uint32_t position_of(uint64_t bits) { return (uint32_t)(bits >> 58); }
 
-/* a of sixteen superblocks from `first` on, a multiple of 16, and which block of each holds its largest noise */
-static void noise_roots16(double a[16], uint8_t position[16], size_t first, const struct philox_key *key) {
-  uint64_t r[32];
-  random_bits32(r, (uint32_t)(2 * first), DOMAIN_ROOT, key);
-  for (size_t i = 0; i < 16; i++) {
-    a[i] = exponential1(r[2 * i]) * (1.0 / SUPERBLOCK);
-    position[i] = (uint8_t)position_of(r[2 * i + 1]);
+/* Sixteen superblocks anywhere: a of each, and which of its blocks holds its largest noise. */
+static void root_nodes(double a[LANES], uint32_t largest[LANES], const uint32_t superblock[LANES],
+                       const struct philox_key *key) {
+  uint64_t r[LANES], position[LANES];
+  random_pairs16(r, position, superblock, DOMAIN_ROOT, key);
+  for (size_t i = 0; i < LANES; i++) {
+    a[i] = exponential1(r[i]) * (1.0 / SUPERBLOCK);
+    largest[i] = position_of(position[i]);
   }
 }
 
-/* a of the 64 children of a node; ids is how many ids a child holds */
-static void noise_children(double a[FANOUT], double parent, size_t position, size_t first, uint32_t domain, double ids,
-                           const struct philox_key *key) {
-  uint64_t r[FANOUT];
-  random_bits32(r, (uint32_t)first, domain, key);
-  random_bits32(r + 32, (uint32_t)first + 32, domain, key);
-  for (size_t i = 0; i < FANOUT; i++) {
-    a[i] = parent + exponential1(r[i]) * (1.0 / ids);
+/* a of children, given a of each one's parent and which child of its parent is the largest; ids: in a child */
+static void child_nodes(double a[LANES], const double parent[LANES], const uint32_t largest[LANES],
+                        const uint32_t child[LANES], uint32_t domain, double ids, const struct philox_key *key) {
+  uint64_t r[LANES];
+  random_bits16(r, child, domain, key);
+  for (size_t i = 0; i < LANES; i++) {
+    double other = parent[i] + exponential1(r[i]) * (1.0 / ids);
+    a[i] = child[i] % FANOUT == largest[i] ? parent[i] : other;
   }
-  a[position] = parent;
 }
 
-INLINE void noise_blocks(double a[FANOUT], double root, size_t position, size_t superblock,
-                         const struct philox_key *key) {
-  noise_children(a, root, position, superblock * FANOUT, DOMAIN_BLOCK, FANOUT, key);
+/* Which id of its block holds the block's largest noise. */
+static void largest_ids(uint32_t largest[LANES], const uint32_t block[LANES], const struct philox_key *key) {
+  uint64_t r[LANES];
+  random_bits16(r, block, DOMAIN_BLOCK_POSITION, key);
+  for (size_t i = 0; i < LANES; i++) {
+    largest[i] = position_of(r[i]);
+  }
 }
 
-INLINE void noise_ids(double a[FANOUT], double parent, size_t block, const struct philox_key *key) {
-  uint64_t r[32];
-  random_bits32(r, (uint32_t)(block - block % 32), DOMAIN_BLOCK_POSITION, key);
-  noise_children(a, parent, position_of(r[block % 32]), block * FANOUT, DOMAIN_ID, 1, key);
+static void noise_of(double noise[LANES], const double a[LANES]) {
+  for (size_t i = 0; i < LANES; i++) {
+    noise[i] = -log64_1(a[i]);
+  }
 }
 
 /* The best score so far; scores are exact sums, kept as hi + lo (Knuth's TwoSum). */
 struct winner {
   double hi, lo;
   size_t id;
+  float z;
 };
 
-INLINE void challenge(struct winner *best, double z, double noise, size_t id) {
+INLINE void challenge(struct winner *best, float logit, double temperature, double noise, size_t id) {
+  double z = (double)logit / temperature;
   double hi = z + noise, t = hi - z, lo = (z - (hi - t)) + (noise - t);
   if (hi > best->hi || (hi == best->hi && (lo > best->lo || (lo == best->lo && id < best->id)))) {
-    *best = (struct winner){hi, lo, id};
+    *best = (struct winner){hi, lo, id, logit};
   }
 }
 
-/* Scores of 64 nodes, rounded: an upper bound of what is below, up to that rounding, which is monotone too.
-   Nodes without an allowed id score -inf. */
-static void scores64(double score[FANOUT], const float *z, size_t count, const double a[FANOUT], double temperature) {
-  for (size_t i = 0; i < FANOUT; i++) {
-    score[i] = (double)(i < count ? z[i] : -INFINITY) / temperature - log64_1(a[i]);
+/* ---- few ids: each one's own way down ---- */
+
+enum { FEW = 64 };
+
+/* Noise of sixteen ids. */
+static void noise_of_ids(double noise[LANES], const uint32_t id[LANES], const struct philox_key *key) {
+  uint32_t block[LANES], superblock[LANES], largest[LANES];
+  double root[LANES], parent[LANES], a[LANES];
+  for (size_t l = 0; l < LANES; l++) {
+    block[l] = id[l] / FANOUT;
+    superblock[l] = id[l] / SUPERBLOCK;
+  }
+  root_nodes(root, largest, superblock, key);
+  child_nodes(parent, root, largest, block, DOMAIN_BLOCK, FANOUT, key);
+  largest_ids(largest, block, key);
+  child_nodes(a, parent, largest, id, DOMAIN_ID, 1, key);
+  noise_of(noise, a);
+}
+
+static struct winner best_of_few(const float *z, const uint32_t *id, size_t count, double temperature,
+                                 const struct philox_key *key) {
+  struct winner best = {-INFINITY, 0.0, 0, -INFINITY};
+  for (size_t i = 0; i < count; i += LANES) {
+    size_t lanes = min_size(LANES, count - i);
+    uint32_t ids[LANES];
+    double noise[LANES];
+    for (size_t l = 0; l < LANES; l++) {
+      ids[l] = id[i + min_size(l, lanes - 1)];
+    }
+    noise_of_ids(noise, ids, key);
+    for (size_t l = 0; l < lanes; l++) {
+      challenge(&best, z[i + l], temperature, noise[l], ids[l]);
+    }
+  }
+  return best;
+}
+
+/* ---- many: best bound first, opening only what can win ---- */
+
+struct draw {
+  const struct judged *row;
+  struct prefix from; /* what may win */
+  double temperature;
+  const struct philox_key *key;
+  struct winner best;
+  struct { /* ids to be challenged, sixteen at a time */
+    uint32_t id[LANES];
+    float z[LANES];
+    double parent[LANES];
+    size_t count;
+  } waiting;
+};
+
+/* No logit below this can reach the best score with so much noise; a little low, which costs a look and nothing else. A
+   score that equals the best counts: its id may be lower. */
+static float needed(const struct draw *d, double noise) {
+  double z = (d->best.hi - noise) * d->temperature;
+  z -= (fabs(d->best.hi) + fabs(noise)) * d->temperature * 0x1p-40 + fabs(z) * 0x1p-22 + 0x1p-140;
+  float least = d->best.hi == -INFINITY || z < -FLT_MAX ? -FLT_MAX : (float)z;
+  return least > d->from.value ? least : d->from.value > -FLT_MAX ? d->from.value : -FLT_MAX;
+}
+
+static void challenge_waiting(struct draw *d) {
+  uint32_t block[LANES], largest[LANES];
+  double a[LANES], noise[LANES];
+  for (size_t l = d->waiting.count; l < LANES; l++) {
+    d->waiting.id[l] = d->waiting.id[0];
+    d->waiting.parent[l] = d->waiting.parent[0];
+  }
+  for (size_t l = 0; l < LANES; l++) {
+    block[l] = d->waiting.id[l] / FANOUT;
+  }
+  largest_ids(largest, block, d->key);
+  child_nodes(a, d->waiting.parent, largest, d->waiting.id, DOMAIN_ID, 1, d->key);
+  noise_of(noise, a);
+  for (size_t l = 0; l < d->waiting.count; l++) {
+    challenge(&d->best, d->waiting.z[l], d->temperature, noise[l], d->waiting.id[l]);
+  }
+  d->waiting.count = 0;
+}
+
+INLINE void wait(struct draw *d, float z, size_t id, double parent) {
+  if (is_in(d->from, z, id)) {
+    size_t l = d->waiting.count++;
+    d->waiting.id[l] = (uint32_t)id;
+    d->waiting.z[l] = z;
+    d->waiting.parent[l] = parent;
+  }
+  if (d->waiting.count == LANES) {
+    challenge_waiting(d);
+  }
+}
+
+static void open_block(struct draw *d, size_t block, double a, double noise) {
+  float room[BLOCK];
+  const float *z = block_of(d->row, block, room);
+  if (d->best.hi == -INFINITY) { /* the likeliest first: it spares most of the others */
+    size_t i = first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]);
+    wait(d, z[i], block * BLOCK + i, a);
+    if (d->waiting.count) {
+      challenge_waiting(d);
+    }
+  }
+  for (uint64_t hits = reaching64(z, needed(d, noise)); hits; hits &= hits - 1) {
+    size_t i = (size_t)__builtin_ctzll(hits);
+    wait(d, z[i], block * BLOCK + i, a);
   }
 }
 
@@ -75,75 +182,83 @@ INLINE size_t highest(const double *score, size_t n) {
   return best;
 }
 
-static void open_block(struct winner *best, const float *z, size_t n, size_t block, double a_block, double temperature,
-                       const struct philox_key *key) {
-  double a[FANOUT], noise[FANOUT];
-  size_t first = block * FANOUT, count = min_size(FANOUT, n - first);
-  noise_ids(a, a_block, block, key);
-  for (size_t i = 0; i < FANOUT; i++) {
-    noise[i] = -log64_1(a[i]);
+static void open_superblock(struct draw *d, size_t superblock, double a_root, double noise_root, uint32_t largest) {
+  size_t first = superblock * FANOUT, count = 0;
+  float maxima[FANOUT];
+  double a[FANOUT], noise[FANOUT], score[FANOUT], parent[LANES];
+  uint32_t blocks[FANOUT + LANES], position[LANES];
+  vf v[4];
+  row_load64(v, d->row->maxima, first, d->row->blocks, DTYPE_F32, -INFINITY);
+  for (size_t i = 0; i < 4; i++) {
+    v_store(maxima + LANES * i, v[i]);
   }
-  for (size_t i = 0; i < count; i++) {
-    challenge(best, (double)z[first + i] / temperature, noise[i], first + i);
+  for (size_t i = 0; i < LANES; i++) {
+    parent[i] = a_root;
+    position[i] = largest;
   }
-}
-
-/* Highest bound first, until none can reach the best score. A bound that equals it is opened: the tie may be lower. */
-static void open_superblock(struct winner *best, const float *z, size_t n, const float *block_maxima, size_t superblock,
-                            double a_root, size_t position, double temperature, const struct philox_key *key) {
-  double a[FANOUT], score[FANOUT];
-  size_t first = superblock * FANOUT, blocks = (n + FANOUT - 1) / FANOUT;
-  noise_blocks(a, a_root, position, superblock, key);
-  scores64(score, block_maxima + first, min_size(FANOUT, blocks - first), a, temperature);
-  for (size_t i = highest(score, FANOUT); score[i] > -INFINITY && score[i] >= best->hi; i = highest(score, FANOUT)) {
-    open_block(best, z, n, first + i, a[i], temperature, key);
+  for (uint64_t hits = reaching64(maxima, needed(d, noise_root)); hits; hits &= hits - 1) {
+    blocks[count++] = (uint32_t)(first + (size_t)__builtin_ctzll(hits));
+  }
+  for (size_t i = 0; i < LANES; i++) {
+    blocks[count + i] = (uint32_t)first;
+  }
+  for (size_t i = 0; i < count; i += LANES) {
+    child_nodes(a + i, parent, position, blocks + i, DOMAIN_BLOCK, FANOUT, d->key);
+    noise_of(noise + i, a + i);
+    for (size_t l = i; l < i + LANES; l++) {
+      score[l] = (double)maxima[blocks[l] - first] / d->temperature + noise[l];
+    }
+  }
+  while (count) {
+    size_t i = highest(score, count);
+    if (score[i] == -INFINITY || score[i] < d->best.hi) {
+      return;
+    }
+    open_block(d, blocks[i], a[i], noise[i]);
     score[i] = -INFINITY;
   }
 }
 
-/* argmax of z_i / T + G_i over the ids with z_i > -inf, of which there is one */
-static size_t gumbel_argmax(const float *z, size_t n, const float *block_maxima, double temperature,
-                            const struct philox_key *key) {
-  double a[MAX_SUPERBLOCKS], score[MAX_SUPERBLOCKS];
-  uint8_t position[MAX_SUPERBLOCKS];
-  size_t blocks = (n + FANOUT - 1) / FANOUT, count = (blocks + FANOUT - 1) / FANOUT;
-  struct winner best = {-INFINITY, 0.0, n};
-  for (size_t s = 0; s < count; s += 16) {
-    noise_roots16(a + s, position + s, s, key);
+/* argmax of z_i / T + G_i over the ids in `from`, of which there is one */
+static struct winner gumbel_argmax(const struct judged *row, struct prefix from, double temperature,
+                                   const struct philox_key *key) {
+  double a[MAX_SUPERBLOCKS], noise[MAX_SUPERBLOCKS], score[MAX_SUPERBLOCKS];
+  uint32_t largest[MAX_SUPERBLOCKS];
+  size_t count = (row->blocks + FANOUT - 1) / FANOUT;
+  struct draw d = {row, from, temperature, key, {-INFINITY, 0.0, row->n, -INFINITY}, {.count = 0}};
+  for (size_t s = 0; s < count; s += LANES) {
+    uint32_t superblock[LANES];
+    u_store(superblock, ids_from(s));
+    root_nodes(a + s, largest + s, superblock, key);
+    noise_of(noise + s, a + s);
   }
   for (size_t s = 0; s < count; s++) {
     vf v[4];
-    row_load64(v, block_maxima, s * FANOUT, blocks, DTYPE_F32, -INFINITY);
+    row_load64(v, row->maxima, s * FANOUT, row->blocks, DTYPE_F32, -INFINITY);
     float max = max_across64(v);
-    score[s] = (double)max / temperature - log64_1(a[s]);
+    score[s] = max >= from.value ? (double)max / temperature + noise[s] : -INFINITY;
   }
-  for (size_t s = highest(score, count); score[s] > -INFINITY && score[s] >= best.hi; s = highest(score, count)) {
-    open_superblock(&best, z, n, block_maxima, s, a[s], position[s], temperature, key);
+  for (size_t s = highest(score, count); score[s] > -INFINITY && score[s] >= d.best.hi; s = highest(score, count)) {
+    open_superblock(&d, s, a[s], noise[s], largest[s]);
     score[s] = -INFINITY;
   }
-  return best.id;
+  if (d.waiting.count) {
+    challenge_waiting(&d);
+  }
+  return d.best;
 }
 
 /* The noise of every id, the long way: what the lazy tree must agree with. */
 static void gumbel(const struct noise_args *args, void *scratch) {
   (void)scratch;
   const struct philox_key key = {args->seed, args->key, (uint32_t)args->step};
-  double *out = args->out.ptr;
-  size_t first = (size_t)args->first, end = first + (size_t)args->cols;
-  double roots[16], blocks[FANOUT], ids[FANOUT];
-  uint8_t position[16];
-  for (size_t block = first / FANOUT; block * FANOUT < end; block++) {
-    size_t s = block / FANOUT;
-    if (block == first / FANOUT || block % FANOUT == 0) {
-      noise_roots16(roots, position, s - s % 16, &key);
-      noise_blocks(blocks, roots[s % 16], position[s % 16], s, &key);
+  double *out = args->out.ptr, noise[LANES];
+  uint32_t id[LANES];
+  for (size_t i = 0; i < (size_t)args->cols; i += LANES) {
+    for (size_t l = 0; l < LANES; l++) {
+      id[l] = (uint32_t)((size_t)args->first + i + l);
     }
-    noise_ids(ids, blocks[block % FANOUT], block, &key);
-    for (size_t i = 0; i < FANOUT; i++) {
-      size_t id = block * FANOUT + i;
-      if (id >= first && id < end) {
-        out[id - first] = -log64_1(ids[i]);
-      }
-    }
+    noise_of_ids(noise, id, &key);
+    memcpy(out + i, noise, min_size(LANES, (size_t)args->cols - i) * sizeof *out);
   }
 }

@@ -23,6 +23,34 @@ INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_
   return max_across64(acc);
 }
 
+enum { BLOCK = 64 };
+
+/* max of every block of 64; the last vector of maxima is padded with NaN, which reaches no bound */
+INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int *has_nan) {
+  vm nan = m_of_bits(0);
+  size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
+  for (; (b + LANES) * BLOCK <= n; b += LANES) {
+    vf row[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+      vf v[4];
+      for (size_t j = 0; j < 4; j++) {
+        v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
+      }
+      nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+      row[i] = v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+    }
+    v_store(maxima + b, v_max_rows(row));
+  }
+  for (; b < blocks; b++) {
+    vf v[4];
+    row_load64(v, x, b * BLOCK, n, dtype, -INFINITY);
+    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+    maxima[b] = max_across64(v);
+  }
+  v_store_n(maxima + blocks, (LANES - blocks % LANES) % LANES, v_set1(NAN));
+  *has_nan |= m_bits(nan) != 0;
+}
+
 INLINE void fill(float *out, size_t n, float value) {
   for (size_t i = 0; i < n; i += LANES) {
     store_upto(out, i, n, v_set1(value));

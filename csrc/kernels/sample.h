@@ -1,8 +1,12 @@
 /* sample: one token a row, decided on integers and exact sums (docs/determinism.md).
 
    The token is the Gumbel argmax over what the truncations leave or, when u is given, the inverse CDF on the integer
-   weights in id order. A row whose first truncation is top-k goes by few.h, one without any is drawn as it is; all
-   others, and every row when the exact path is forced, are written out and truncated whole (truncate.h). */
+   weights in id order. There are two ways to it. The exact one writes the row out and truncates it whole (truncate.h):
+   it serves u, and every row when it is forced. The other never has the whole: it looks at the row through its blocks'
+   maxima (judged.h) and either picks the few that top-k leaves (few.h), or draws first and then asks whether the winner
+   was left; if not, what comes before it in order is drawn from again, with the same noise. A truncation leaves a
+   prefix of that order, and noise belongs to the id, so the first winner that is left is the winner over all that is.
+ */
 
 INLINE void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
                         uint64_t total) {
@@ -16,6 +20,8 @@ INLINE void put_support(const struct sample_args *a, int64_t row, const struct l
   ((int64_t *)a->support_counts.ptr)[row] = (int64_t)kept->count;
 }
 
+/* ---- the exact way ---- */
+
 /* Kept ids in descending order and their renormalised logprobs. */
 static void put_whole_support(struct row_state *s, const struct sample_args *a, int64_t row) {
   char *scratch = s->scratch;
@@ -28,75 +34,171 @@ static void put_whole_support(struct row_state *s, const struct sample_args *a, 
   put_support(a, row, &kept, s->max, s->inverse, total_weight(s));
 }
 
-static size_t draw_whole(struct row_state *s, const struct sample_args *a, const struct sample_params *p,
+static size_t draw_whole(struct row_state *s, const struct sample_params *p, int64_t has_u,
                          const struct philox_key *key) {
-  if (a->has_u) {
+  if (has_u) {
     return inverse_cdf(s, p->u);
   }
+  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
   int has_nan = 0;
-  block_maxima(s->maxima, s->z, s->n, DTYPE_F32, &has_nan);
-  return gumbel_argmax(s->z, s->n, s->maxima, s->temperature, key);
+  find_maxima(&row, &has_nan);
+  return gumbel_argmax(&row, everything, s->temperature, key).id;
 }
 
-/* z may be the user's row; s->z is written over. */
-static size_t sample_few(struct row_state *s, const struct sample_args *a, const struct sample_params *p, int64_t row,
-                         const float *z, size_t k, const struct philox_key *key) {
-  struct few f = {.weight = (uint64_t *)s->scratch};
-  pick_few(&f, z, s->n, s->maxima, k, s->scratch + (s->n + 2 * LANES) * sizeof *f.weight);
-  truncate_few(&f, a, p, s->temperature);
+static void put_only(const struct sample_args *a, int64_t row, float max, size_t token) {
   if (a->support_ids.ptr) {
-    put_support(a, row, &f.list, f.max, f.inverse, weigh_few(&f));
+    struct list only = {&max, &(uint32_t){(uint32_t)token}, 1};
+    put_support(a, row, &only, max, 1.0f, (uint64_t)1 << WEIGHT_BITS);
   }
-  spread_few(&f, s->z, s->maxima, s->n);
-  return gumbel_argmax(s->z, s->n, s->maxima, s->temperature, key);
 }
 
-/* Without an effect of any truncation, and nobody asking for what was kept, the row is drawn from as it stands. */
-INLINE int is_plain(const struct sample_args *a, const struct sample_params *p, size_t n) {
-  return !a->force_exact && !a->has_u && !a->support_ids.ptr && !top_k_of(p, n) && p->top_p >= 1.0 && p->min_p <= 0.0;
-}
-
-static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
-  const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
-  const struct philox_key key = {p->seed, p->key, (uint32_t)p->step};
-  size_t n = (size_t)a->cols, room = (n + BLOCK) / BLOCK * BLOCK, few = few_first(a, p, n);
-  struct row_state s = {.z = (float *)scratch, .n = n, .inverse = 1.0f, .force_exact = a->force_exact != 0};
-  uint32_t *counts = (uint32_t *)(s.z + room);
-  s.maxima = (float *)(counts + room);
-  s.scratch = (char *)(s.maxima + room);
-  s.temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
-  int greedy = p->temperature < 1e-30;
-  int in_place = a->dtype == DTYPE_F32 && !has_edits(a) && (greedy || few || is_plain(a, p, n));
-  const float *z = in_place ? row_of(a->x.ptr, a->x_stride, row) : s.z;
-  if (!in_place) {
-    write_edited(s.z, counts, a, row);
-  }
-
+static int64_t sample_whole(const struct sample_args *a, const struct sample_params *p, int64_t row, double temperature,
+                            const struct philox_key *key, char *scratch) {
+  size_t n = (size_t)a->cols, blocks = (n + BLOCK - 1) / BLOCK, room = (blocks + 1) * BLOCK;
+  struct row_state s = {.n = n, .inverse = 1.0f, .temperature = temperature, .force_exact = a->force_exact != 0};
+  s.z = (float *)take(&scratch, room * sizeof *s.z);
+  s.maxima = (float *)take(&scratch, (blocks + LANES) * sizeof *s.maxima);
+  uint32_t *counts = (uint32_t *)take(&scratch, n * sizeof *counts);
+  s.scratch = scratch;
+  write_edited(s.z, counts, a, row);
   int has_nan = 0;
-  block_maxima(s.maxima, z, n, DTYPE_F32, &has_nan);
-  s.max = block_max(s.maxima, 0, (n + BLOCK - 1) / BLOCK, DTYPE_F32, &has_nan);
+  s.max = block_max(s.z, 0, n, DTYPE_F32, &has_nan);
   if (has_nan || s.max == -INFINITY || s.max == INFINITY) {
     return -1;
   }
-  if (greedy) {
-    size_t token = first_equal(z, n, DTYPE_F32, s.max);
-    if (a->support_ids.ptr) {
-      struct list only = {&s.max, &(uint32_t){(uint32_t)token}, 1};
-      put_support(a, row, &only, s.max, 1.0f, (uint64_t)1 << WEIGHT_BITS);
-    }
+  if (p->temperature < 1e-30) {
+    size_t token = first_equal(s.z, n, DTYPE_F32, s.max);
+    put_only(a, row, s.max, token);
     return (int64_t)token;
-  }
-  if (few) {
-    return (int64_t)sample_few(&s, a, p, row, z, few, &key);
-  }
-  if (is_plain(a, p, n)) {
-    return (int64_t)gumbel_argmax(z, n, s.maxima, s.temperature, &key);
   }
   truncate(&s, a, p);
   if (a->support_ids.ptr) {
     put_whole_support(&s, a, row);
   }
-  return (int64_t)draw_whole(&s, a, p, &key);
+  return (int64_t)draw_whole(&s, p, a->has_u, key);
+}
+
+/* ---- the lazy way ---- */
+
+/* What the steps leave, as far as it is known before a draw. */
+struct left {
+  struct prefix known;
+  struct nucleus nucleus; /* asked about winners if top_p is below 1 */
+  size_t rank;            /* what comes before a winner must be fewer, if not 0 */
+  int ties_all;
+};
+
+INLINE struct prefix shorter(struct prefix a, struct prefix b) { return is_longer(a, b) ? b : a; }
+
+static void leave_top_k(struct left *l, const struct judged *j, size_t k, char *scratch) {
+  if (k > j->blocks) {
+    l->rank = k;
+    return;
+  }
+  const struct list first = first_of(j, k, &scratch);
+  struct prefix kept = last_of(&first);
+  kept.end = l->ties_all ? j->n : kept.end;
+  l->known = shorter(l->known, kept);
+}
+
+/* 0 if it takes the whole row to know. */
+static int leave_min_p(struct left *l, const struct judged *j, const struct sample_params *p, double temperature,
+                       char *scratch) {
+  struct prefix kept = {min_p_bound(p->min_p, j->max, temperature), j->n};
+  size_t least = min_size((size_t)p->min_keep, j->n);
+  if (least > j->blocks) {
+    return 0;
+  }
+  if (least > 1) {
+    const struct list first = first_of(j, least, &scratch);
+    kept = is_longer(last_of(&first), kept) ? last_of(&first) : kept;
+  }
+  l->known = shorter(l->known, kept);
+  return 1;
+}
+
+/* 0 if it takes the whole row to know. */
+static int what_is_left(struct left *l, const struct judged *j, const struct sample_args *a,
+                        const struct sample_params *p, double temperature, char *scratch) {
+  double current = 1.0;
+  *l = (struct left){.known = everything, .nucleus.top_p = 1.0, .ties_all = a->ties_all != 0};
+  for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
+    if (a->steps[i] == STEP_TEMPERATURE) {
+      current = temperature;
+    } else if (a->steps[i] == STEP_TOP_K && top_k_of(p, j->n)) {
+      leave_top_k(l, j, top_k_of(p, j->n), scratch);
+    } else if (a->steps[i] == STEP_MIN_P && p->min_p > 0.0 && !leave_min_p(l, j, p, current, scratch)) {
+      return 0;
+    } else if (a->steps[i] == STEP_TOP_P && p->top_p < 1.0) {
+      if (l->rank) { /* its total is of what top-k leaves */
+        return 0;
+      }
+      l->nucleus = (struct nucleus){
+          j, l->known, (float)(1.0 / current), p->top_p, (size_t)p->min_keep, l->ties_all, -1.0, -1.0, 0};
+    }
+  }
+  return 1;
+}
+
+static int is_left(struct left *l, const struct judged *j, struct winner w) {
+  if (l->rank && count_in(j, (struct prefix){w.z, l->ties_all ? 0 : w.id}) >= l->rank) {
+    return 0;
+  }
+  return l->nucleus.top_p >= 1.0 || is_in_nucleus(&l->nucleus, w);
+}
+
+static size_t draw_left(struct left *l, const struct judged *j, double temperature, const struct philox_key *key) {
+  struct winner w = gumbel_argmax(j, l->known, temperature, key);
+  while (!is_left(l, j, w)) {
+    l->known = (struct prefix){w.z, w.id};
+    w = gumbel_argmax(j, l->known, temperature, key);
+  }
+  return w.id;
+}
+
+static size_t first_maximum(const struct judged *j) {
+  size_t block = first_equal(j->maxima, j->blocks, DTYPE_F32, j->max);
+  float room[BLOCK];
+  return block * BLOCK + first_equal(block_of(j, block, room), BLOCK, DTYPE_F32, j->max);
+}
+
+static size_t sample_few(const struct judged *j, const struct sample_args *a, const struct sample_params *p,
+                         int64_t row, size_t k, double temperature, const struct philox_key *key, char *scratch) {
+  struct few f = pick_few(j, k, &scratch);
+  truncate_few(&f, a, p, temperature);
+  if (a->support_ids.ptr) {
+    put_support(a, row, &f.list, f.max, f.inverse, weigh_few(&f));
+  }
+  return draw_few(&f, j, temperature, key);
+}
+
+static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
+  const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
+  const struct philox_key key = {p->seed, p->key, (uint32_t)p->step};
+  double temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
+  int greedy = temperature < 1e-30;
+  size_t few = few_first(a, p, (size_t)a->cols);
+  if (a->force_exact || a->has_u || (a->support_ids.ptr && !few && !greedy)) {
+    return sample_whole(a, p, row, temperature, &key, scratch);
+  }
+  struct judged j;
+  struct left left;
+  char *rest = scratch;
+  if (!judge(&j, a, row, &rest)) {
+    return -1;
+  }
+  if (greedy) {
+    size_t token = first_maximum(&j);
+    put_only(a, row, j.max, token);
+    return (int64_t)token;
+  }
+  if (few) {
+    return (int64_t)sample_few(&j, a, p, row, few, temperature, &key, rest);
+  }
+  if (!what_is_left(&left, &j, a, p, temperature, rest)) {
+    return sample_whole(a, p, row, temperature, &key, scratch);
+  }
+  return (int64_t)draw_left(&left, &j, temperature, &key);
 }
 
 static void sample(const struct sample_args *a, void *scratch) {

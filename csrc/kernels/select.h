@@ -77,15 +77,18 @@ static void radix_sort(float *value, uint32_t *id, float *value2, uint32_t *id2,
   memcpy(id2, id, n * sizeof *id);
 }
 
-/* Kept are the ids with z > value, and those with z == value up to last_tie. */
+/* What is kept of a row: ids with z > value, and those below `end` with z == value. */
 struct prefix {
   float value;
-  size_t last_tie;
+  size_t end;
 };
 
+static const struct prefix everything = {-INFINITY, 0};
+
 INLINE int is_longer(struct prefix a, struct prefix b) {
-  return a.value < b.value || (a.value == b.value && a.last_tie > b.last_tie);
+  return a.value < b.value || (a.value == b.value && a.end > b.end);
 }
+INLINE int is_in(struct prefix p, float z, size_t id) { return z > p.value || (z == p.value && id < p.end); }
 
 /* floor or ceil of x * weight for x in [0, 1), weight <= 2^63: exact, x is a 53-bit integer times a power of two */
 INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
@@ -216,7 +219,7 @@ static struct prefix select_weight(const float *z, size_t n, uint64_t limit, con
   /* all left are equal, of equal weight, in id order */
   weigh16(w, v_set1(left[0]), how);
   size_t ties = w[0] ? (size_t)((limit + w[0] - 1) / w[0]) : count;
-  return (struct prefix){left[0], list.id[min_size(ties, count) - 1]};
+  return (struct prefix){left[0], list.id[min_size(ties, count) - 1] + 1};
 }
 
 static struct prefix select_count(const float *z, size_t n, size_t k, char *scratch) {

@@ -1,36 +1,8 @@
 /* top_k and argmax, exact, ties to the lowest id.
 
    Fast path: the maxima of blocks of 64, a bound t that k to 1.25 k of them reach (so at least k logits reach it), then
-   only those blocks are read again; what is greater than t and what equals it are kept apart, equals capped at k.
-   Exact path, when k exceeds the number of blocks or when forced: select the k-th by radix (select.h). */
-
-enum { BLOCK = 64 };
-
-/* max of every block of 64; the last vector of maxima is padded with NaN, which reaches no bound */
-INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int *has_nan) {
-  vm nan = m_of_bits(0);
-  size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
-  for (; (b + LANES) * BLOCK <= n; b += LANES) {
-    vf row[LANES];
-    for (size_t i = 0; i < LANES; i++) {
-      vf v[4];
-      for (size_t j = 0; j < 4; j++) {
-        v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
-      }
-      nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
-      row[i] = v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
-    }
-    v_store(maxima + b, v_max_rows(row));
-  }
-  for (; b < blocks; b++) {
-    vf v[4];
-    row_load64(v, x, b * BLOCK, n, dtype, -INFINITY);
-    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
-    maxima[b] = max_across64(v);
-  }
-  v_store_n(maxima + blocks, (LANES - blocks % LANES) % LANES, v_set1(NAN));
-  *has_nan |= m_bits(nan) != 0;
-}
+   only those blocks are read again (judged.h); what is greater than t and what equals it are kept apart, equals capped
+   at k. Exact path, when k exceeds the number of blocks or when forced: select the k-th by radix (select.h). */
 
 enum { COUNTABLE = 1 << 24 }; /* floats count exactly up to here */
 
@@ -85,19 +57,41 @@ static void split_list(const struct list *list, float t, size_t k, struct list *
   }
 }
 
-/* The same from the row, skipping blocks whose maximum does not reach t. */
-INLINE void split_row(const void *x, size_t n, int dtype, const float *maxima, float t, size_t k, struct list *above,
-                      struct list *equal) {
+INLINE void push(struct list *list, float value, size_t id) {
+  list->value[list->count] = value;
+  list->id[list->count++] = (uint32_t)id;
+}
+
+/* A block's logits that reach t, a bit each. */
+INLINE uint64_t reaching64(const float z[BLOCK], float t) {
   const vf bound = v_set1(t);
-  for (size_t b = 0; b * BLOCK < n; b += LANES) {
-    for (unsigned hits = m_bits(v_ge(v_load(maxima + b), bound)); hits; hits &= hits - 1) {
-      size_t block = b + (size_t)__builtin_ctz(hits), i = block * BLOCK;
-      if (maxima[block] == t && equal->count == k) {
-        continue;
-      }
-      for (size_t end = min_size(i + BLOCK, n); i < end; i += LANES) {
-        vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
-        split(v, ids_from(i), t, k, above, equal);
+  uint64_t hits = 0;
+  for (size_t i = 0; i < 4; i++) {
+    hits |= (uint64_t)m_bits(v_ge(v_load(z + LANES * i), bound)) << LANES * i;
+  }
+  return hits;
+}
+
+INLINE void split_block(const float *z, size_t first, float t, size_t k, struct list *above, struct list *equal) {
+  for (uint64_t hits = reaching64(z, t); hits; hits &= hits - 1) { /* most often one */
+    size_t i = (size_t)__builtin_ctzll(hits);
+    if (z[i] > t) {
+      push(above, z[i], first + i);
+    } else if (equal->count < k) {
+      push(equal, z[i], first + i);
+    }
+  }
+}
+
+/* Of a row, skipping blocks whose maximum does not reach t: what exceeds t, and up to k of what equals it. */
+static void split_row(const struct judged *j, float t, size_t k, struct list *above, struct list *equal) {
+  const vf bound = v_set1(t);
+  for (size_t b = 0; b < j->blocks; b += LANES) {
+    for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
+      size_t block = b + (size_t)__builtin_ctz(hits);
+      if (j->maxima[block] > t || equal->count < k) {
+        float room[BLOCK];
+        split_block(block_of(j, block, room), block * BLOCK, t, k, above, equal);
       }
     }
   }
@@ -131,58 +125,60 @@ static void sort_list(struct list *list, struct list *spare) {
   memcpy(list->id, spare->id, n * sizeof *list->id);
 }
 
-/* The k first of x in descending order, into `above` sorted and `equal` behind it. Needs k <= blocks. */
-INLINE void top_k_by_blocks(const void *x, size_t n, int dtype, const float *maxima, size_t k, char *scratch,
-                            struct list *above, struct list *equal) {
-  size_t blocks = (n + BLOCK - 1) / BLOCK;
-  struct list all = list_in(&scratch, n), ties = list_in(&scratch, k);
-  float t = bound_reached(maxima, blocks, k, k + k / 4);
-  split_row(x, n, dtype, maxima, t, k, &all, &ties);
-  *above = list_in(&scratch, n);
-  *equal = ties;
-  if (all.count > k) { /* t was low: the k-th is above it */
-    *equal = list_in(&scratch, k);
+/* The k first of a row whose maxima are known, in order. Needs k <= blocks. */
+static struct list first_of(const struct judged *j, size_t k, char **scratch) {
+  struct list all = list_in(scratch, j->n), equal = list_in(scratch, k), spare = list_in(scratch, j->n);
+  float t = bound_reached(j->maxima, j->blocks, k, k + k / 4);
+  split_row(j, t, k, &all, &equal);
+  size_t enough = k + k / 4 > RANKED ? k + k / 4 : RANKED;
+  if (all.count > enough) { /* t was low: blocks had more than one, or few blocks had any */
+    struct list above = spare;
+    equal.count = 0;
     v_store(all.value + all.count, v_set1(NAN));
-    split_list(&all, bound_reached(all.value, all.count, k, k), k, above, equal);
-  } else {
-    struct list swap = *above;
-    *above = all;
-    all = swap;
+    split_list(&all, bound_reached(all.value, all.count, k, enough), k, &above, &equal);
+    spare = all;
+    all = above;
   }
-  sort_list(above, &all);
-  equal->count = min_size(equal->count, k - above->count);
+  sort_list(&all, &spare);
+  equal.count = all.count < k ? min_size(equal.count, k - all.count) : 0;
+  memcpy(all.value + all.count, equal.value, equal.count * sizeof *all.value);
+  memcpy(all.id + all.count, equal.id, equal.count * sizeof *all.id);
+  all.count = min_size(all.count + equal.count, k);
+  return all;
+}
+
+/* The prefix that a list of the first in order is. */
+INLINE struct prefix last_of(const struct list *list) {
+  return (struct prefix){list->value[list->count - 1], list->id[list->count - 1] + 1};
 }
 
 /* A row so short that it is sorted whole. */
-INLINE void top_k_of_all(const void *x, size_t n, int dtype, size_t k, char *scratch, struct list *above,
-                         struct list *equal) {
-  *above = list_in(&scratch, n);
-  *equal = list_in(&scratch, 0);
-  struct list spare = list_in(&scratch, n);
+INLINE struct list top_k_of_all(const void *x, size_t n, int dtype, size_t k, char *scratch) {
+  struct list all = list_in(&scratch, n), spare = list_in(&scratch, n);
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
-    append(above, v, ids_from(i), v_eq(v, v)); /* a NaN is padding: rows that have one were turned away */
+    append(&all, v, ids_from(i), v_eq(v, v)); /* a NaN is padding: rows that have one were turned away */
   }
-  sort_list(above, &spare);
-  above->count = k;
+  sort_list(&all, &spare);
+  all.count = k;
+  return all;
 }
 
-INLINE void top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch, struct list *above,
-                        struct list *equal) {
-  float *z = (float *)scratch;
-  scratch += (n + 2 * LANES) / LANES * LANES * sizeof *z;
+INLINE struct list top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch) {
+  float *z = (float *)take(&scratch, (n + LANES) * sizeof *z);
   for (size_t i = 0; i < n; i += LANES) {
     v_store(z + i, n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN));
   }
   float t = select_count(z, n, k, scratch).value;
-  *above = list_in(&scratch, n);
-  *equal = list_in(&scratch, k);
-  struct list spare = list_in(&scratch, n);
+  struct list all = list_in(&scratch, n + k), equal = list_in(&scratch, k), spare = list_in(&scratch, n);
   for (size_t i = 0; i < n; i += LANES) {
-    split(v_load(z + i), ids_from(i), t, k, above, equal);
+    split(v_load(z + i), ids_from(i), t, k, &all, &equal);
   }
-  sort_list(above, &spare);
-  equal->count = k - above->count;
+  sort_list(&all, &spare);
+  memcpy(all.value + all.count, equal.value, (k - all.count) * sizeof *all.value);
+  memcpy(all.id + all.count, equal.id, (k - all.count) * sizeof *all.id);
+  all.count = k;
+  return all;
 }
 
 static void put_list(float *values, int64_t *ids, const struct list *list) {
@@ -222,11 +218,10 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     float *values = (float *)a->values.ptr + width * (size_t)r;
     int64_t *ids = (int64_t *)a->ids.ptr + width * (size_t)r, *status = (int64_t *)a->status.ptr + r;
-    float *maxima = scratch;
-    char *rest = (char *)scratch + (blocks + 2 * LANES) / LANES * LANES * sizeof *maxima;
-    struct list above, equal;
+    char *rest = scratch;
+    struct judged row = plain_row(x, n, dtype, (float *)take(&rest, (blocks + LANES) * sizeof(float)));
     int has_nan = 0;
-    block_maxima(maxima, x, n, dtype, &has_nan);
+    block_maxima(row.maxima, x, n, dtype, &has_nan);
     if (has_nan) {
       *status = -1;
       fill(values, width, v_max_across(QUIET_NAN));
@@ -235,15 +230,10 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
       }
       continue;
     }
-    if (n <= RANKED && !a->force_exact) {
-      top_k_of_all(x, n, dtype, k, rest, &above, &equal);
-    } else if (k > blocks || n > COUNTABLE || a->force_exact) {
-      top_k_exact(x, n, dtype, k, rest, &above, &equal);
-    } else {
-      top_k_by_blocks(x, n, dtype, maxima, k, rest, &above, &equal);
-    }
-    put_list(values, ids, &above);
-    put_list(values + above.count, ids + above.count, &equal);
+    struct list first = n <= RANKED && !a->force_exact                  ? top_k_of_all(x, n, dtype, k, rest)
+                        : k > blocks || n > COUNTABLE || a->force_exact ? top_k_exact(x, n, dtype, k, rest)
+                                                                        : first_of(&row, k, &rest);
+    put_list(values, ids, &first);
     *status = a->ties_all ? add_ties(x, n, dtype, values, ids, k, width) : a->k;
     for (size_t i = min_size((size_t)*status, width); i < width; i++) {
       values[i] = -INFINITY;

@@ -13,12 +13,10 @@ struct row_state {
 };
 
 static void keep(struct row_state *s, struct prefix p) {
-  const vf value = v_set1(p.value), rest = v_set1(-INFINITY);
+  const vf rest = v_set1(-INFINITY);
   for (size_t i = 0; i < s->n; i += LANES) {
     vf v = v_load(s->z + i);
-    size_t ties = p.last_tie < i ? 0 : min_size(LANES, p.last_tie - i + 1);
-    vm kept = m_or(v_gt(v, value), m_and(v_eq(v, value), m_of_bits((1u << ties) - 1u)));
-    v_store(s->z + i, v_select(kept, v, rest));
+    v_store(s->z + i, v_select(lanes_in(v, i, p), v, rest));
   }
 }
 
@@ -39,17 +37,17 @@ static struct prefix first_k(struct row_state *s, size_t k) {
   if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
     return select_count(s->z, s->n, k, s->scratch);
   }
-  struct list above, equal;
+  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
+  char *scratch = s->scratch;
   int has_nan = 0;
-  block_maxima(s->maxima, s->z, s->n, DTYPE_F32, &has_nan);
-  top_k_by_blocks(s->z, s->n, DTYPE_F32, s->maxima, k, s->scratch, &above, &equal);
-  const struct list *last = equal.count ? &equal : &above;
-  return (struct prefix){last->value[last->count - 1], last->id[last->count - 1]};
+  find_maxima(&row, &has_nan);
+  const struct list first = first_of(&row, k, &scratch);
+  return last_of(&first);
 }
 
 static void with_min_keep(struct row_state *s, struct prefix p, size_t min_keep, int ties_all) {
   if (ties_all) {
-    p.last_tie = s->n;
+    p.end = s->n;
   }
   if (min_keep > 1) { /* what is allowed may be less: the prefix of n ids then holds all of it */
     struct prefix least = first_k(s, min_size(min_keep, s->n));

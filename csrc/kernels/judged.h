@@ -1,0 +1,224 @@
+/* A row as it is judged, without writing it out: the user's own memory, a list of the ids whose logits are edited, and
+   the mask. Blocks of 64 are put together when they are looked at; the largest of each block is known beforehand. */
+
+/* `bytes` of scratch, the rest behind them. */
+INLINE char *take(char **scratch, size_t bytes) {
+  char *taken = *scratch;
+  *scratch += (bytes + 63) / 64 * 64;
+  return taken;
+}
+
+struct judged {
+  const void *x;
+  size_t n, blocks;
+  int64_t dtype;
+  struct mask mask;
+  const uint64_t *is_edited; /* a bit an id, a word a block; NULL if none is */
+  const uint32_t *slot;      /* of an id that is, where in `edited` */
+  const float *edited;
+  float *maxima; /* of the blocks, padded with NaN to whole vectors */
+  float max;
+};
+
+/* ---- maxima ---- */
+
+/* The block's four vectors with -inf for what is forbidden, NaNs noticed in the rest. */
+INLINE vf masked_max(const void *x, size_t first, size_t n, int dtype, uint64_t allowed, vm *nan) {
+  vf v[4];
+  row_load64(v, x, first, n, dtype, -INFINITY);
+  v_fill64(v, allowed, -INFINITY);
+  *nan = m_or(*nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+  return v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+}
+
+/* Blocks without an allowed id are not read; where sixteen in a row have none, that is the grammar's usual case. */
+INLINE void masked_maxima(float *maxima, const void *x, size_t n, int dtype, const struct mask *mask, int *has_nan) {
+  size_t blocks = (n + BLOCK - 1) / BLOCK;
+  vm nan = m_of_bits(0);
+  for (size_t b = 0; b < blocks; b += LANES) {
+    uint64_t allowed[LANES], any = 0;
+    vf row[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+      allowed[i] = b + i < blocks ? allowed64(mask, (b + i) * BLOCK) : 0;
+      any |= allowed[i];
+    }
+    for (size_t i = 0; any && i < LANES; i++) {
+      row[i] = allowed[i] ? masked_max(x, (b + i) * BLOCK, n, dtype, allowed[i], &nan) : v_set1(-INFINITY);
+    }
+    v_store(maxima + b, any ? v_max_rows(row) : v_set1(-INFINITY));
+  }
+  for (size_t b = blocks; b % LANES; b++) {
+    maxima[b] = NAN;
+  }
+  *has_nan |= m_bits(nan) != 0;
+}
+
+struct maxima_args {
+  struct judged *row;
+  int64_t dtype;
+  int *has_nan;
+};
+INLINE void find_maxima_as(const struct maxima_args *a, void *scratch, int dtype) {
+  (void)scratch;
+  const struct judged *j = a->row;
+  if (j->mask.kind == MASK_NONE) {
+    block_maxima(j->maxima, j->x, j->n, dtype, a->has_nan);
+  } else {
+    masked_maxima(j->maxima, j->x, j->n, dtype, &j->mask, a->has_nan);
+  }
+}
+
+/* ---- blocks ---- */
+
+INLINE float logit(const struct judged *j, size_t id) {
+  switch (j->dtype) {
+  case DTYPE_F32:
+    return ((const float *)j->x)[id];
+  default: {
+    float widened[LANES];
+    v_store(widened, row_load_n(j->x, id, 1, (int)j->dtype, 0.0f));
+    return widened[0];
+  }
+  }
+}
+
+static const float *put_together(const struct judged *j, size_t block, float room[BLOCK]) {
+  size_t first = block * BLOCK;
+  uint64_t allowed = allowed64(&j->mask, first), edited = j->is_edited ? j->is_edited[block] : 0;
+  vf v[4];
+  row_load64(v, j->x, first, j->n, (int)j->dtype, -INFINITY);
+  v_fill64(v, allowed, -INFINITY);
+  for (size_t i = 0; i < 4; i++) {
+    v_store(room + LANES * i, v[i]);
+  }
+  for (uint64_t left = edited & allowed; left; left &= left - 1) {
+    size_t i = (size_t)__builtin_ctzll(left);
+    room[i] = j->edited[j->slot[first + i]];
+  }
+  return room;
+}
+
+/* The 64 logits of a block as they are judged, -inf beyond the row: in place where they are there already. */
+INLINE const float *block_of(const struct judged *j, size_t block, float room[BLOCK]) {
+  if (j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && (block + 1) * BLOCK <= j->n &&
+      !(j->is_edited && j->is_edited[block])) {
+    return (const float *)j->x + block * BLOCK;
+  }
+  return put_together(j, block, room);
+}
+
+static float max_of_block(const struct judged *j, size_t block) {
+  float room[BLOCK];
+  const float *z = block_of(j, block, room);
+  const vf v[4] = {v_load(z), v_load(z + LANES), v_load(z + 2 * LANES), v_load(z + 3 * LANES)};
+  return max_across64(v);
+}
+
+/* ---- edits ---- */
+
+/* In the order in which ids are first seen. */
+struct edits {
+  uint64_t *is_edited;
+  uint32_t *slot;
+  uint32_t *id, *counts; /* counts as penalise has them */
+  float *before, *value;
+  size_t count;
+};
+
+INLINE size_t slot_of(struct edits *e, const struct judged *j, size_t id) {
+  uint64_t *word = &e->is_edited[id / BLOCK], bit = (uint64_t)1 << id % BLOCK;
+  if (*word & bit) {
+    return e->slot[id];
+  }
+  *word |= bit;
+  e->slot[id] = (uint32_t)e->count;
+  e->id[e->count] = (uint32_t)id;
+  e->counts[e->count] = 0;
+  e->value[e->count] = e->before[e->count] = logit(j, id);
+  return e->count++;
+}
+
+static void collect_edits(struct edits *e, const struct judged *j, const struct sample_args *a, int64_t row) {
+  struct ids biased = ids_of(&a->bias_ids, &a->bias_offsets, row);
+  struct ids lists[2] = {ids_of(&a->output_ids, &a->output_offsets, row),
+                         ids_of(&a->prompt_ids, &a->prompt_offsets, row)};
+  const float *bias = bias_values(a, biased);
+  for (size_t i = 0; i < biased.count; i++) {
+    e->value[slot_of(e, j, (size_t)biased.id[i])] += bias[i];
+  }
+  for (uint32_t l = 0; l < 2; l++) {
+    for (size_t i = 0; i < lists[l].count; i++) {
+      uint32_t *count = &e->counts[slot_of(e, j, (size_t)lists[l].id[i])];
+      *count = (*count | SEEN) + (l == 0);
+    }
+  }
+}
+
+/* A value below a maximum leaves it alone unless it was the maximum: only then is a block read again. */
+static void raise_or_lower_maxima(const struct edits *e, struct judged *j, int *has_nan) {
+  for (size_t i = 0; i < e->count; i++) {
+    size_t id = e->id[i], block = id / BLOCK;
+    float value = e->value[i], *max = &j->maxima[block];
+    if (value < *max && e->before[i] != *max) {
+      continue;
+    }
+    if (!(allowed64(&j->mask, block * BLOCK) >> id % BLOCK & 1)) {
+      continue;
+    }
+    *has_nan |= value != value;
+    *max = value >= *max ? value : max_of_block(j, block);
+  }
+}
+
+static void edit(struct judged *j, const struct sample_args *a, int64_t row, int *has_nan, char **scratch) {
+  struct edits e = {.is_edited = (uint64_t *)take(scratch, j->blocks * sizeof *e.is_edited)};
+  e.slot = (uint32_t *)take(scratch, j->n * sizeof *e.slot);
+  e.id = (uint32_t *)take(scratch, j->n * sizeof *e.id);
+  e.counts = (uint32_t *)take(scratch, j->n * sizeof *e.counts);
+  e.before = (float *)take(scratch, j->n * sizeof *e.before);
+  e.value = (float *)take(scratch, j->n * sizeof *e.value);
+  memset(e.is_edited, 0, j->blocks * sizeof *e.is_edited);
+  collect_edits(&e, j, a, row);
+  const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
+  for (size_t i = 0; i < e.count; i++) {
+    float after = penalised(e.value[i], e.counts[i] & ~SEEN, p);
+    e.value[i] = e.counts[i] ? after : e.value[i];
+  }
+  j->is_edited = e.is_edited;
+  j->slot = e.slot;
+  j->edited = e.value;
+  raise_or_lower_maxima(&e, j, has_nan);
+}
+
+/* ---- a row, ready ---- */
+
+static struct judged plain_row(const void *x, size_t n, int64_t dtype, float *maxima) {
+  return (struct judged){.x = x, .n = n, .blocks = (n + BLOCK - 1) / BLOCK, .dtype = dtype, .maxima = maxima};
+}
+
+static void find_maxima(struct judged *j, int *has_nan) {
+  const struct maxima_args args = {j, j->dtype, has_nan};
+  FOR_DTYPE(find_maxima_as, &args, NULL)
+}
+
+/* Row `row` of a call, edits and mask seen to. 0 if nothing can be chosen from it: a NaN or +inf among the allowed, or
+   nothing allowed. */
+static int judge(struct judged *j, const struct sample_args *a, int64_t row, char **scratch) {
+  int has_nan = 0;
+  *j = plain_row(row_of(a->x.ptr, a->x_stride, row), (size_t)a->cols, a->dtype, NULL);
+  j->maxima = (float *)take(scratch, (j->blocks + LANES) * sizeof *j->maxima);
+  j->mask = mask_of(a, row);
+  if (a->bias_dense) { /* every logit is edited */
+    float *z = (float *)take(scratch, (j->n + LANES) * sizeof *z);
+    write_out(z, j->x, j->n, j->dtype);
+    add_bias(z, j->n, a, row);
+    j->x = z;
+    j->dtype = DTYPE_F32;
+  }
+  find_maxima(j, &has_nan);
+  if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr) {
+    edit(j, a, row, &has_nan, scratch);
+  }
+  j->max = block_max(j->maxima, 0, j->blocks, DTYPE_F32, &has_nan);
+  return !has_nan && j->max > -INFINITY && j->max < INFINITY;
+}
