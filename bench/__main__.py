@@ -16,7 +16,9 @@ def main() -> None:
     which.set_defaults(view="table")
     for name, view in VIEWS.items():
         which.add_argument(f"--{name}", dest="view", action="store_const", const=name, help=view.about)
-    which.add_argument("--docs", type=Path, metavar="PAGE", help="measure nothing: put the latest results into the page")
+    which.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="measure nothing: put the latest results into the page"
+    )
     parser.add_argument("--quick", action="store_true", help="few repeats and sizes: whether it runs, not how fast")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to write to")
     args = parser.parse_args()
