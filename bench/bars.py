@@ -51,6 +51,10 @@ def draw(**setting: Any) -> Ready:
     return sampling("", setting).lanewise
 
 
+def nucleus(p: float) -> Ready:
+    return lambda vocab: partial(lanewise.top_p_mask, p=p, out=np.empty(vocab, np.float32))
+
+
 def one(name: str) -> dict[str, Ready]:
     return {name: BY_NAME[name].lanewise}
 
@@ -135,7 +139,7 @@ BARS = (
         "the same, top_p_mask",
         (F2,),
         dict.fromkeys(VOCABS, 6),
-        {f"{p}": always(lambda x, p=p: lanewise.top_p_mask(x, p)) for p in MASSES},
+        {f"{p}": nucleus(p) for p in MASSES},
         ANY,
         average=np.mean,
         needs="top_p_mask",
@@ -271,7 +275,7 @@ def wrong_sets(vocab: int) -> Row:
         _, support = lanewise.sample(x, top_p=p, return_support=True, seed=0, step=0)
         wrong += not np.array_equal(np.sort(support.ids), kept)
         if hasattr(lanewise, "top_p_mask"):
-            wrong += not np.array_equal(np.flatnonzero(lanewise.top_p_mask(x, p)), kept)
+            wrong += not np.array_equal(np.flatnonzero(lanewise.top_p_mask(x, p) > -np.inf), kept)
     return Row("wrong sets: return_support, top_p_mask", vocab, wrong, 0, "sets", f"of {len(cases)} rows")
 
 
