@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import lanewise
-from lanewise._measure import HEADING, OPERATIONS, Cell, line, measure
+from lanewise._measure import HEADING, OPERATIONS, Cell, line, measure, times
 
 from . import peers, plots
 from .report import View, grid
@@ -25,7 +25,7 @@ def markdown(cells: Sequence[Cell]) -> str:
     names = list(dict.fromkeys(name for cell in cells for name in cell.peers))
     rows = []
     for cell in cells:
-        theirs = [f"{cell.peers[name]:.3g}x" if name in cell.peers else "" for name in names]
+        theirs = [times(cell.peers[name]) if name in cell.peers else "" for name in names]
         rows.append(
             [cell.operation, f"{cell.vocab:,}", f"{cell.us:.1f}", f"{cell.over_floor:.2f} {cell.floor}", *theirs]
         )

@@ -30,8 +30,8 @@ def over_floors(cells: Sequence[Any], path: Path) -> None:
     """A panel an operation, on the best ISA: multiples of the floor over the vocabulary."""
     cells = [cell for cell in cells if cell.isa == cells[0].isa]
     operations = list(dict.fromkeys(cell.operation for cell in cells))
-    ticks, multiples = (32000, 64000, 128000, 256000), (0.5, 1, 2, 5, 10, 20)
-    grid = {"xscale": "log", "yscale": "log", "xlim": (28000, 300000), "ylim": (0.4, 30)}
+    ticks, multiples = (32000, 64000, 128000, 256000), (0.2, 0.5, 1, 2, 5, 10, 20)
+    grid = {"xscale": "log", "yscale": "log", "xlim": (28000, 300000), "ylim": (0.15, 30)}
     plot, axes = figure(-(-len(operations) // 4), 4, figsize=(16, 12), subplot_kw=grid)
     for axis, operation in zip(axes.flat, operations, strict=False):
         mine = [cell for cell in cells if cell.operation == operation]
@@ -56,9 +56,11 @@ def bars(axis: Any, microseconds: dict[str, float], title: str) -> None:
     names = sorted(microseconds, key=microseconds.__getitem__, reverse=True)
     colors = ["tab:blue" if name.startswith("lanewise") else "lightgrey" for name in names]
     drawn = axis.barh(names, [microseconds[name] for name in names], color=colors)
-    axis.bar_label(drawn, [f"{microseconds[name]:,.3g}" for name in names], padding=3, fontsize=8)
+    axis.bar_label(
+        drawn, [f"{us:,.0f}" if us >= 100 else f"{us:.3g}" for us in drawn.datavalues], padding=3, fontsize=8
+    )
     axis.set_xscale("log")
-    axis.set_xlim(min(microseconds.values()) / 2, max(microseconds.values()) * 3)
+    axis.set_xlim(min(microseconds.values()) / 2, max(microseconds.values()) * 4)
     axis.set_title(title, fontsize=9)
 
 

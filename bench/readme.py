@@ -60,7 +60,7 @@ def row_by_row(ready: Ready, vocab: int) -> Timed:
 def own(rows: int, vocab: int) -> dict[str, Timed]:
     """lanewise and the reads it is held to."""
     draw = drawing(PIPELINE.setting or {}, rows, vocab)
-    ways = {"reading it once": partial(clock, read), "lanewise": partial(clock, draw)}
+    ways: dict[str, Timed] = {"reading it once": partial(clock, read), "lanewise": partial(clock, draw)}
     if hasattr(lanewise, "set_num_threads"):
         ways |= {
             "reading it, two cores": partial(clock, read_by_two),

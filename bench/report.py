@@ -43,7 +43,11 @@ def run(name: str, view: View, folder: Path, quick: bool) -> None:
         print(f"\n{notes}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    content = {"machine": {} if quick else machine(), "notes": notes, "rows": [row._asdict() for row in rows]}
+    content = {
+        "machine": {"quick": "run, so no figures"} if quick else machine(),
+        "notes": notes,
+        "rows": [row._asdict() for row in rows],
+    }
     path.write_text(json.dumps(content, indent=1))
     print(f"\n{path}")
     if view.plot and find_spec("matplotlib"):

@@ -257,6 +257,8 @@ def line(cell: Cell) -> str:
 
 
 def beside(cell: Any, separator: str) -> str:
-    return separator.join(
-        f"{peer} {times:.1f}x" if times >= 1 else f"{peer} {times:.2g}x" for peer, times in cell.peers.items()
-    )
+    return separator.join(f"{peer} {times(ratio)}" for peer, ratio in cell.peers.items())
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.0f}x" if ratio >= 99.5 else f"{ratio:.1f}x" if ratio >= 1 else f"{ratio:.2g}x"
