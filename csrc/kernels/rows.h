@@ -31,6 +31,7 @@ INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int 
   size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
   for (; (b + LANES) * BLOCK <= n; b += LANES) {
     vf row[LANES];
+#pragma GCC unroll 16 /* else each row goes through memory on its way to v_max_rows */
     for (size_t i = 0; i < LANES; i++) {
       vf v[4];
       for (size_t j = 0; j < 4; j++) {

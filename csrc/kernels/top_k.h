@@ -88,6 +88,11 @@ static void split_row(const struct judged *j, float t, size_t k, struct list *ab
   const vf bound = v_set1(t);
   for (size_t b = 0; b < j->blocks; b += LANES) {
     for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
+      expect_block(j, b + (size_t)__builtin_ctz(hits));
+    }
+  }
+  for (size_t b = 0; b < j->blocks; b += LANES) {
+    for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
       size_t block = b + (size_t)__builtin_ctz(hits);
       if (j->maxima[block] > t || equal->count < k) {
         float room[BLOCK];
@@ -99,6 +104,26 @@ static void split_row(const struct judged *j, float t, size_t k, struct list *ab
 
 enum { RANKED = 128 }; /* up to here counting ranks is the faster sort */
 
+/* How many of z[0..n) come before each of the sixteen from i on: what is greater, and the equal ones with a lower
+ * index. */
+static vf ranks16(const float *z, size_t n, size_t i) {
+  const vf one = v_set1(1.0f), mine = v_load(z + i);
+  vf rank = v_set1(0);
+  size_t j = 0;
+  for (; j < i; j++) {
+    rank = v_add(rank, v_keep(v_ge(v_set1(z[j]), mine), one));
+  }
+  for (; j < min_size(i + LANES, n); j++) {
+    vf other = v_set1(z[j]);
+    vm later = m_of_bits(0xfffeu << (j - i));
+    rank = v_add(rank, v_keep(m_or(v_gt(other, mine), m_and(v_eq(other, mine), later)), one));
+  }
+  for (; j < n; j++) {
+    rank = v_add(rank, v_keep(v_gt(v_set1(z[j]), mine), one));
+  }
+  return rank;
+}
+
 /* Descending, stable. Few: each entry's rank is counted. Many: radix by order key. */
 static void sort_list(struct list *list, struct list *spare) {
   size_t n = list->count;
@@ -106,18 +131,12 @@ static void sort_list(struct list *list, struct list *spare) {
     radix_sort(list->value, list->id, spare->value, spare->id, n);
     return;
   }
-  const vf one = v_set1(1.0f);
-  v_store(list->value + n, v_set1(NAN));
+  float rank[RANKED];
+  for (size_t i = 0; i < n; i += LANES) {
+    v_store(rank + i, ranks16(list->value, n, i));
+  }
   for (size_t i = 0; i < n; i++) {
-    const vf mine = v_set1(list->value[i]);
-    vf rank = v_set1(0);
-    for (size_t j = 0; j < n; j += LANES) {
-      vf other = v_load(list->value + j);
-      vm before = v_gt(other, mine), equal = v_eq(other, mine);
-      unsigned earlier = j + LANES <= i ? 0xffffu : j <= i ? (1u << (i - j)) - 1u : 0u;
-      rank = v_add(rank, v_keep(m_or(before, m_and(equal, m_of_bits(earlier))), one));
-    }
-    size_t r = (size_t)v_sum_across(rank);
+    size_t r = (size_t)rank[i];
     spare->value[r] = list->value[i];
     spare->id[r] = list->id[i];
   }

@@ -1,6 +1,7 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
 from ._dispatch import info, use, using
+from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
@@ -14,11 +15,13 @@ __all__ = [
     "Stream",
     "Support",
     "argmax",
+    "get_num_threads",
     "info",
     "log_softmax",
     "logsumexp",
     "sample",
     "scale",
+    "set_num_threads",
     "softmax",
     "top_k",
     "tune",

@@ -53,8 +53,9 @@ cdef extern from "ops.h":
         uint64_t seed, key, step
 
 
-# Runs `op` on the ISA it is bound to, without the GIL. args is the operation's struct.
-cdef int run(int op, const void *args, int64_t cols) except -1
+# Runs `op` on the ISA it is bound to, without the GIL, its rows shared among threads if they are work enough. args is
+# the operation's struct; row_work what a row costs, in elements that a maximum could read meanwhile (0: it reads them).
+cdef int run(int op, const void *args, int64_t cols, int64_t row_work=*) except -1
 
 # Whether operations that have a fast path are to take the exact one: a test's switch.
 cdef int64_t force_exact()
