@@ -60,13 +60,12 @@ def row_by_row(ready: Ready, vocab: int) -> Timed:
 def own(rows: int, vocab: int) -> dict[str, Timed]:
     """lanewise and the reads it is held to."""
     draw = drawing(PIPELINE.setting or {}, rows, vocab)
-    ways: dict[str, Timed] = {"reading it once": partial(clock, read), "lanewise": partial(clock, draw)}
-    if hasattr(lanewise, "set_num_threads"):
-        ways |= {
-            "reading it, two cores": partial(clock, read_by_two),
-            "lanewise, two cores": by_two(draw, np.zeros((rows, vocab), np.float32)),
-        }
-    return ways
+    return {
+        "reading it once": partial(clock, read),
+        "lanewise": partial(clock, draw),
+        "reading it, two cores": partial(clock, read_by_two),
+        "lanewise, two cores": by_two(draw, np.zeros((rows, vocab), np.float32)),
+    }
 
 
 def times(ways: dict[str, Timed], rows: int, vocab: int, turns: int) -> dict[str, np.ndarray]:

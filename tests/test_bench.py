@@ -104,7 +104,6 @@ BARS = {
 NEEDS = {
     "the same, top_p_mask": "top_p_mask",
     "logprobs: chosen, top 20, rank": "logprobs",
-    "4 rows, cold, full, two cores": "set_num_threads",
 }
 
 
