@@ -15,6 +15,8 @@
 
 #include "mass.h"
 
+#include "nucleus.h"
+
 #include "truncate.h"
 
 #include "few.h"
@@ -22,5 +24,9 @@
 #include "sample.h"
 
 #include "arithmetic.h"
+
+#include "filters.h"
+
+#include "apply.h"
 
 #include "floors.h"

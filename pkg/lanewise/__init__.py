@@ -4,6 +4,16 @@ from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .errors import InvalidLogitsError
+from .filters import (
+    apply_bias,
+    apply_penalties,
+    apply_token_bitmask,
+    min_p_mask,
+    top_k_mask,
+    top_k_renorm,
+    top_p_mask,
+    top_p_renorm,
+)
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
 from .values import log_softmax, logsumexp, scale, softmax
@@ -14,16 +24,24 @@ __all__ = [
     "SamplingParams",
     "Stream",
     "Support",
+    "apply_bias",
+    "apply_penalties",
+    "apply_token_bitmask",
     "argmax",
     "get_num_threads",
     "info",
     "log_softmax",
     "logsumexp",
+    "min_p_mask",
     "sample",
     "scale",
     "set_num_threads",
     "softmax",
     "top_k",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_mask",
+    "top_p_renorm",
     "tune",
     "use",
     "using",

@@ -5,6 +5,8 @@ from libc.stdint cimport int64_t, uint64_t
 cdef extern from "ops.h":
     enum:
         OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample
+        OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
+        OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
         OP_exp32, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_read_max, OP_read_exp, OP_copy
         OP_COUNT
@@ -46,6 +48,19 @@ cdef extern from "ops.h":
         int64_t x_stride, mask_kind, mask_stride, mask_width
         int64_t bias_dense, bias_stride, has_u, ties_all, force_exact
         int64_t steps[8]
+
+    struct filter_args:
+        span x, out, params, status
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, out_stride, ties_all, force_exact
+
+    struct edit_args:
+        span x, out, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, out_stride, out_dtype
+        int64_t mask_kind, mask_stride, mask_width, bias_dense, bias_stride
 
     struct noise_args:
         span out
