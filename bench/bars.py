@@ -11,7 +11,7 @@ import numpy as np
 
 import lanewise
 from lanewise import reference
-from lanewise._measure import BY_NAME, PIPELINE, SETTINGS, Operation, Ready, always, clock, compare, sampling
+from lanewise._measure import BY_NAME, PIPELINE, SETTINGS, Operation, Ready, clock, compare, row, sampling, writing
 from lanewise._rows import KINDS, real_rows
 
 from . import peers, readme
@@ -35,7 +35,6 @@ class Bar(NamedTuple):
     kinds: Sequence[str] = ("realistic",)
     state: str = "hot"
     average: Callable[[np.ndarray], Any] = np.median
-    needs: str = "sample"  # of lanewise
 
 
 class Beside(NamedTuple):
@@ -49,10 +48,6 @@ class Beside(NamedTuple):
 
 def draw(**setting: Any) -> Ready:
     return sampling("", setting).lanewise
-
-
-def nucleus(p: float) -> Ready:
-    return lambda vocab: partial(lanewise.top_p_mask, p=p, out=np.empty(vocab, np.float32))
 
 
 def one(name: str) -> dict[str, Ready]:
@@ -139,18 +134,16 @@ BARS = (
         "the same, top_p_mask",
         (F2,),
         dict.fromkeys(VOCABS, 6),
-        {f"{p}": nucleus(p) for p in MASSES},
+        {f"{p}": writing(partial(lanewise.top_p_mask, p=p), row) for p in MASSES},
         ANY,
         average=np.mean,
-        needs="top_p_mask",
     ),
     Bar("T, min-p 0.05", (F1,), {SMALL: 4, LARGE: 1.8}, {"": draw(temperature=0.8, min_p=0.05)}),
     Bar(
         "logprobs: chosen, top 20, rank",
         (F2,),
         {SMALL: 1.7, LARGE: 1.7},
-        {"": always(lambda x: lanewise.logprobs(x, 17, top_n=20))},
-        needs="logprobs",
+        one("logprobs, top 20"),
     ),
     Bar("T, top-k 50, top-p 0.9, cold", (F1,), {LARGE: 1.25}, {"": draw(**TOP_K)}, state="cold"),
 )
@@ -272,14 +265,13 @@ def wrong_sets(vocab: int) -> Row:
         kept = np.sort(reference.support(x, top_p=p))
         _, support = lanewise.sample(x, top_p=p, return_support=True, seed=0, step=0)
         wrong += not np.array_equal(np.sort(support.ids), kept)
-        if hasattr(lanewise, "top_p_mask"):
-            wrong += not np.array_equal(np.flatnonzero(lanewise.top_p_mask(x, p) > -np.inf), kept)
+        wrong += not np.array_equal(np.flatnonzero(lanewise.top_p_mask(x, p) > -np.inf), kept)
     return Row("wrong sets: return_support, top_p_mask", vocab, wrong, 0, "sets", f"of {len(cases)} rows")
 
 
 def measured(quick: bool) -> Iterator[Row]:
     for bar in BARS:
-        for vocab, limit in bar.limits.items() if hasattr(lanewise, bar.needs) else ():
+        for vocab, limit in bar.limits.items():
             unit = f"x ({'+'.join(bar.floors)})" if len(bar.floors) > 1 else f"x {bar.floors[0]}"
             size = 4096 if quick else vocab
             found, note = worst(bar, size, quick)
@@ -293,12 +285,6 @@ def measured(quick: bool) -> Iterator[Row]:
     yield small_calls()
     yield from (wrong_sets(vocab) for vocab in ((4096,) if quick else VOCABS))
     yield differing()
-
-
-def notes() -> str:
-    missing = [name for name in sorted({bar.needs for bar in BARS}) if not hasattr(lanewise, name)]
-    here = f"not in lanewise yet, and so not measured: {', '.join(missing)}" if missing else ""
-    return "\n\n".join(filter(None, (here, peers.absent())))
 
 
 def line(row: Row) -> str:
@@ -326,4 +312,4 @@ def markdown(rows: Sequence[Row]) -> str:
     )
 
 
-VIEW = View("The bars", "the bars: measured, limit, PASS or over", Row, measured, "", line, markdown, notes=notes)
+VIEW = View("The bars", "the bars: measured, limit, PASS or over", Row, measured, "", line, markdown)

@@ -162,6 +162,10 @@ def torch() -> Peer:
     def over(function: Callable[..., Any]) -> Ready:
         return always(lambda row: function(torch.from_numpy(row)))
 
+    def logprobs(x: Any) -> tuple[Any, ...]:
+        y = torch.log_softmax(x, -1)
+        return *torch.topk(y, 20), float(y[17]), int((y > y[17]).sum()) + 1
+
     values = {
         "softmax": over(partial(torch.softmax, dim=-1)),
         "log_softmax": over(partial(torch.log_softmax, dim=-1)),
@@ -170,6 +174,7 @@ def torch() -> Peer:
         "argmax": over(torch.argmax),
         "top_k, k = 5": over(lambda x: torch.topk(x, 5)),
         "top_k, k = 50": over(lambda x: torch.topk(x, 50)),
+        "logprobs, top 20": over(logprobs),
     }
     return Peer(values, sampler, takes=lambda setting: True)
 

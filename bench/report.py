@@ -29,7 +29,6 @@ class View(NamedTuple):
     line: Callable[[Any], str]
     markdown: Callable[[Sequence[Any]], str]
     plot: Callable[[Sequence[Any], Path], None] | None = None
-    notes: Callable[[], str] = peers.absent
 
 
 def run(name: str, view: View, folder: Path, quick: bool) -> None:
@@ -38,7 +37,7 @@ def run(name: str, view: View, folder: Path, quick: bool) -> None:
     for row in view.measured(quick):
         rows.append(row)
         print(view.line(row), flush=True)
-    notes = view.notes()
+    notes = peers.absent()
     if notes:
         print(f"\n{notes}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -101,20 +101,13 @@ BARS = {
 }  # fmt: skip
 
 
-NEEDS = {
-    "the same, top_p_mask": "top_p_mask",
-    "logprobs: chosen, top 20, rank": "logprobs",
-}
-
-
 def test_every_bar_is_judged_or_said_to_be_missing(results: dict[str, Result]) -> None:
     printed, rows, notes = results["bars"]
     judged = [line for line in printed if line.startswith(("PASS", "over"))]
     for row, line in zip(rows, judged, strict=True):
         passed = row["measured"] >= row["limit"] if row["at_least"] else row["measured"] <= row["limit"]
         assert line.startswith("PASS" if passed else "over") and f"{row['measured']:.2f}" in line
-    needs = {bar: bar.partition(" / ")[2] for bar in BARS} | NEEDS
-    absent = {bar for bar, name in needs.items() if name and name in re.split(r"[ ,\n]+", notes)}
+    absent = {bar for bar in BARS if (peer := bar.partition(" / ")[2]) and peer in re.split(r"[ ,\n]+", notes)}
     assert {row["what"] for row in rows} == BARS - absent
     assert rows[-1]["what"] == "tokens that differ: ISA, batch, order"
     assert all(row["measured"] == 0 for row in rows if row["limit"] == 0)

@@ -67,6 +67,11 @@ def top_k(k: int) -> Operation:
     return Operation(f"top_k, k = {k}", ("F1",), ready, always(lambda x: _numpy_way.top_k(x, k)))
 
 
+def logprobs(x: np.ndarray) -> tuple[Any, ...]:
+    found = lanewise.logprobs(x, 17, top_n=20)
+    return found.top_logprobs, found.top_ids, found.chosen, found.rank
+
+
 def prompt(vocab: int) -> np.ndarray:
     """512 distinct ids."""
     return np.random.default_rng(0).permutation(vocab)[:512]
@@ -105,6 +110,13 @@ OPERATIONS = (
     Operation("argmax", ("F1",), always(lanewise.argmax), always(np.argmax)),
     top_k(5),
     top_k(50),
+    Operation(
+        "top_p_mask, p = 0.9",
+        ("F2",),
+        writing(partial(lanewise.top_p_mask, p=0.9), row),
+        always(partial(_numpy_way.top_p_mask, p=0.9)),
+    ),
+    Operation("logprobs, top 20", ("F2",), always(logprobs), always(lambda x: _numpy_way.logprobs(x, 17, 20))),
     *(sampling(name, setting) for name, setting in SETTINGS.items()),
     sampling("full pipeline", PIPELINE),
 )
