@@ -358,6 +358,25 @@ def test_a_worker_without_scratch_leaves_its_rows_to_the_caller() -> None:
     assert python(code) == "True 1 1"
 
 
+@pytest.mark.parametrize("between", ["get_num_threads", "recruit"])
+def test_a_call_in_the_middle_of_a_call_may_move_its_scratch(between: str) -> None:
+    """A signal's handler that calls with a wider row gets more scratch; what the outer call had is freed."""
+    code = f"""
+        x = np.random.default_rng(0).standard_normal((3, 200_000), np.float32)
+        lanewise.set_num_threads(1)
+        want = draw()
+        lanewise.set_num_threads(2)
+        wide, inner, called = np.zeros(2**20, np.float32), _threads.{between}, []
+        def outer(*args):
+            if not called:
+                called.append(lanewise.sample(wide, temperature=0.0))
+            return inner(*args)
+        _threads.{between} = outer
+        print(draw() == want, called)
+    """
+    assert python(code) == "True [0]"
+
+
 def test_the_end_of_the_process() -> None:
     """Calls from atexit, from threads that outlive the main one, and from one that is cut off, end or are cut off."""
     code = """

@@ -262,9 +262,9 @@ cdef const int64_t *rows_of(int op, const void *args) noexcept:
     return <const int64_t *>(<const span *>args + span_counts[op])
 
 
-cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t cols, int64_t row_work,
-                    void *scratch) except -1:
+cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t cols, int64_t row_work) except -1:
     cdef Job job = Job()
+    cdef void *scratch = scratch_for(op, cols)  # or no worker is asked
     cdef lanewise_shared *call = &job.call
     cdef int64_t others, parts
     call.kernel, call.args, call.args_size = kernel, args, args_sizes[op]
@@ -277,6 +277,7 @@ cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t co
     try:
         _threads.recruit(job, parts - 1, others)
     finally:  # whatever came between, a signal for instance: workers may be at it already
+        scratch = lanewise_scratch(job.scratch_bytes)  # a signal's handler that calls may have moved it
         with nogil:
             job.work(scratch)
             if not lanewise_soon_done(call):
@@ -297,19 +298,21 @@ cdef object to_float32(object array):
 cdef int run(int op, const void *args, int64_t cols, int64_t row_work=0) except -1:
     cdef lanewise_kernel kernel = kernel_of(op)
     cdef int64_t rows = rows_of(op, args)[0]
-    cdef void *scratch = scratch_for(op, cols)
+    cdef void *scratch
     row_work = row_work or cols + 200
     if recorder is not None:
-        return run_recorded(op, kernel, args, scratch)
+        return run_recorded(op, kernel, args, cols)
     if rows > 1 and rows * <double>row_work >= crossover and _threads.get_num_threads() > 1:
-        return run_shared(op, kernel, args, cols, row_work, scratch)
+        return run_shared(op, kernel, args, cols, row_work)
+    scratch = scratch_for(op, cols)  # last: where Python runs, a signal's handler that calls may move it
     with nogil:
         lanewise_run(kernel, args, scratch)
     return 0
 
 
-cdef int run_recorded(int op, lanewise_kernel kernel, const void *args, void *scratch) except -1:
+cdef int run_recorded(int op, lanewise_kernel kernel, const void *args, int64_t cols) except -1:
     before = memory(op, args)
+    cdef void *scratch = scratch_for(op, cols)
     with nogil:
         lanewise_run(kernel, args, scratch)
     recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
