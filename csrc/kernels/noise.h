@@ -231,7 +231,8 @@ static void open_superblock(struct draw *d, size_t superblock, double a, double 
     }
     for (seen |= hits; hits; hits &= hits - 1) {
       size_t i = (size_t)__builtin_ctzll(hits);
-      if (enqueue(&d->blocks, (uint32_t)(first + i), maxima[i], a, largest)) {
+      if (is_in(d->from, maxima[i], (first + i) * BLOCK) && /* else ties that all stand behind its end */
+          enqueue(&d->blocks, (uint32_t)(first + i), maxima[i], a, largest)) {
         open_blocks(d);
       }
     }
@@ -258,7 +259,7 @@ static struct winner gumbel_argmax(const struct judged *row, struct prefix from,
     vf v[4];
     row_load64(v, row->maxima, s * FANOUT, row->blocks, DTYPE_F32, -INFINITY);
     float max = max_across64(v);
-    score[s] = max >= from.value ? (double)max / temperature + noise[s] : -INFINITY;
+    score[s] = is_in(from, max, s * SUPERBLOCK) ? (double)max / temperature + noise[s] : -INFINITY;
   }
   for (size_t s = highest(score, count); score[s] > -INFINITY && score[s] >= d.best.hi; s = highest(score, count)) {
     open_superblock(&d, s, a[s], noise[s], largest[s]);
