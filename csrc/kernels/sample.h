@@ -161,9 +161,13 @@ static struct list gather(const struct judged *j, struct prefix p, char **scratc
 }
 
 /* The nucleus of what l->nucleus is of: nothing else weighs. */
-static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
+static struct weighed nucleus_of_left(struct nucleus *n, char *scratch) {
   const struct judged *j = n->row;
   const struct measure how = {j->max, n->inverse};
+  struct weighed kept;
+  if (ends_early(n, &kept, scratch)) {
+    return kept;
+  }
   if (j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && !j->is_edited && !is_longer(everything, n->of)) {
     return kept_by_mass(j->x, j->n, how, n->top_p, scratch);
   }
@@ -180,18 +184,21 @@ static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
   return kept_by_mass(z, j->n, how, n->top_p, scratch);
 }
 
-/* All that is left, as a prefix. */
-static struct prefix all_left(struct left *l, const struct judged *j, char *scratch) {
+/* All that is left; its weight only if it is known without weighing it, else 0. */
+static struct weighed all_left(struct left *l, const struct judged *j, float inverse, char *scratch) {
   if (l->nucleus.top_p >= 1.0) {
-    return l->known;
+    return (struct weighed){l->known, 0};
   }
-  struct prefix kept = nucleus_of_left(&l->nucleus, scratch);
+  struct weighed nucleus = nucleus_of_left(&l->nucleus, scratch);
+  struct prefix kept = nucleus.prefix;
   kept.end = l->ties_all ? j->n : kept.end;
   if (l->nucleus.min_keep > 1) {
     const struct list least = first_of(j, min_size(l->nucleus.min_keep, j->n), &scratch);
     kept = is_longer(last_of(&least), kept) ? last_of(&least) : kept;
   }
-  return shorter(l->known, kept);
+  kept = shorter(l->known, kept);
+  int same = kept.value == nucleus.prefix.value && kept.end == nucleus.prefix.end && inverse == l->nucleus.inverse;
+  return (struct weighed){kept, same ? nucleus.weight : 0};
 }
 
 static uint64_t weight_of(const struct list *list, float max, float inverse) {
@@ -205,11 +212,11 @@ static uint64_t weight_of(const struct list *list, float max, float inverse) {
 
 static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
                                  double temperature, const struct philox_key *key, char *scratch) {
-  const struct prefix kept = all_left(l, j, scratch);
-  const struct list list = gather(j, kept, &scratch);
   float inverse = (float)(1.0 / temperature);
-  put_support(a, row, &list, j->max, inverse, weight_of(&list, j->max, inverse));
-  return gumbel_argmax(j, kept, temperature, key).id;
+  struct weighed kept = all_left(l, j, inverse, scratch);
+  const struct list list = gather(j, kept.prefix, &scratch);
+  put_support(a, row, &list, j->max, inverse, kept.weight ? kept.weight : weight_of(&list, j->max, inverse));
+  return gumbel_argmax(j, kept.prefix, temperature, key).id;
 }
 
 static size_t draw_left(struct left *l, const struct judged *j, double temperature, const struct philox_key *key) {
