@@ -11,15 +11,25 @@
 
 #include "top_k.h"
 
+#include "winners.h"
+
 #include "noise.h"
 
 #include "mass.h"
 
 #include "truncate.h"
 
+#include "whole.h"
+
 #include "few.h"
 
 #include "sample.h"
+
+#include "draws.h"
+
+#include "probs.h"
+
+#include "tile.h"
 
 #include "arithmetic.h"
 

@@ -55,18 +55,10 @@ static void noise_of(double noise[LANES], const double a[LANES]) {
   }
 }
 
-/* The best score so far; scores are exact sums, kept as hi + lo (Knuth's TwoSum). */
-struct winner {
-  double hi, lo;
-  size_t id;
-  float z;
-};
-
-INLINE void challenge(struct winner *best, float logit, double temperature, double noise, size_t id) {
-  double z = (double)logit / temperature;
-  double hi = z + noise, t = hi - z, lo = (z - (hi - t)) + (noise - t);
-  if (hi > best->hi || (hi == best->hi && (lo > best->lo || (lo == best->lo && id < best->id)))) {
-    *best = (struct winner){hi, lo, id, logit};
+INLINE void challenge(struct winner *best, float z, double temperature, double noise, size_t id) {
+  struct winner w = scored(z, temperature, noise, id);
+  if (beats(w, *best)) {
+    *best = w;
   }
 }
 
@@ -129,12 +121,12 @@ static void find_survivors(struct survivors *s, const float z[FANOUT], size_t co
                            double temperature, double best) {
   double bound[FANOUT];
   for (size_t i = 0; i < FANOUT; i++) {
-    bound[i] = (double)z[i] / temperature + noise;
+    bound[i] = before_noise(z[i], temperature) + noise;
   }
   s->count = 0;
   for (size_t i = 0; i < count; i++) {
     s->child[s->count] = (uint32_t)(first + i);
-    s->count += bound[i] >= best && z[i] > -INFINITY;
+    s->count += bound[i] >= best && bound[i] > -INFINITY;
   }
   for (size_t i = 0; i < LANES; i++) { /* whole vectors of nodes that exist */
     s->child[s->count + i] = (uint32_t)first;
@@ -146,7 +138,8 @@ struct draw {
   struct prefix from; /* what may win */
   double temperature;
   const struct philox_key *key;
-  struct winner best;
+  struct winner best;      /* or, where several are wanted, the one to beat */
+  struct winners *several; /* NULL: only the best is wanted */
 };
 
 static void open_block(struct draw *d, size_t block, double a_block, uint32_t largest) {
@@ -166,7 +159,10 @@ static void open_block(struct draw *d, size_t block, double a_block, uint32_t la
     for (size_t l = i; l < min_size(i + LANES, ids.count); l++) {
       size_t id = ids.child[l];
       if (is_in(d->from, z[id % BLOCK], id)) {
-        challenge(&d->best, z[id % BLOCK], d->temperature, noise[l - i], id);
+        struct winner w = scored(z[id % BLOCK], d->temperature, noise[l - i], id);
+        if (beats(w, d->best)) {
+          d->best = d->several ? enter(d->several, w, d->best) : w;
+        }
       }
     }
   }
@@ -200,7 +196,7 @@ static void open_superblock(struct draw *d, size_t superblock, double a_root, ui
     block_nodes(&nodes[i / LANES], parent, position, blocks.child + i, d->key);
     noise_of(noise, nodes[i / LANES].a);
     for (size_t l = 0; l < LANES; l++) {
-      score[i + l] = (double)z[blocks.child[i + l] - first] / d->temperature + noise[l];
+      score[i + l] = before_noise(z[blocks.child[i + l] - first], d->temperature) + noise[l];
     }
   }
   while (blocks.count) {
@@ -213,13 +209,13 @@ static void open_superblock(struct draw *d, size_t superblock, double a_root, ui
   }
 }
 
-/* argmax of z_i / T + G_i over the ids in `from`, of which there is one */
-static struct winner gumbel_argmax(const struct judged *row, struct prefix from, double temperature,
-                                   const struct philox_key *key) {
+/* The best of z_i / T + G_i over the ids in `from`, or the several best. */
+static struct winner gumbel_best(const struct judged *row, struct prefix from, double temperature,
+                                 const struct philox_key *key, struct winners *several) {
   struct nodes roots[MAX_SUPERBLOCKS / LANES];
   double score[MAX_SUPERBLOCKS], noise[LANES];
   size_t count = (row->blocks + FANOUT - 1) / FANOUT;
-  struct draw d = {row, from, temperature, key, {-INFINITY, 0.0, row->n, -INFINITY}};
+  struct draw d = {row, from, temperature, key, {-INFINITY, 0.0, row->n, -INFINITY}, several};
   for (size_t s = 0; s < count; s++) {
     if (s % LANES == 0) {
       root_nodes(&roots[s / LANES], s, key);
@@ -228,13 +224,19 @@ static struct winner gumbel_argmax(const struct judged *row, struct prefix from,
     vf v[4];
     row_load64(v, row->maxima, s * FANOUT, row->blocks, DTYPE_F32, -INFINITY);
     float max = max_across64(v);
-    score[s] = max >= from.value ? (double)max / temperature + noise[s % LANES] : -INFINITY;
+    score[s] = max >= from.value ? before_noise(max, temperature) + noise[s % LANES] : -INFINITY;
   }
   for (size_t s = highest(score, count); score[s] > -INFINITY && score[s] >= d.best.hi; s = highest(score, count)) {
     open_superblock(&d, s, roots[s / LANES].a[s % LANES], roots[s / LANES].position[s % LANES]);
     score[s] = -INFINITY;
   }
   return d.best;
+}
+
+/* argmax of z_i / T + G_i over the ids in `from`, of which there is one */
+static struct winner gumbel_argmax(const struct judged *row, struct prefix from, double temperature,
+                                   const struct philox_key *key) {
+  return gumbel_best(row, from, temperature, key, NULL);
 }
 
 /* The noise of every id, the long way: what the lazy tree must agree with. */

@@ -2,6 +2,7 @@
 
 from ._dispatch import info, use, using
 from ._tune import tune
+from .drawing import sample_from_probs, sample_n, verify
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
@@ -18,10 +19,13 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "sample",
+    "sample_from_probs",
+    "sample_n",
     "scale",
     "softmax",
     "top_k",
     "tune",
     "use",
     "using",
+    "verify",
 ]

@@ -16,6 +16,9 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "scale": {"temperature": 0.8},
     "top_k": {"k": 50},
     "sample": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 1, "step": 0},
+    "sample_n": {"n": 5, "seed": 1, "step": 0},
+    "verify": {"token": 0, "seed": 1, "step": 0},
+    "sample_from_probs": {"seed": 1, "step": 0},
 }
 
 
