@@ -6,11 +6,13 @@ from .drawing import sample_from_probs, sample_n, verify
 from .errors import InvalidLogitsError
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
+from .state import SampleState
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
     "InvalidLogitsError",
+    "SampleState",
     "SamplingParams",
     "Stream",
     "Support",
