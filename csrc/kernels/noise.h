@@ -120,8 +120,9 @@ struct survivors {
 static void find_survivors(struct survivors *s, const float z[FANOUT], size_t count, size_t first, double noise,
                            double temperature, double best) {
   double bound[FANOUT];
+  before_noise_n(bound, z, FANOUT, temperature);
   for (size_t i = 0; i < FANOUT; i++) {
-    bound[i] = before_noise(z[i], temperature) + noise;
+    bound[i] += noise;
   }
   s->count = 0;
   for (size_t i = 0; i < count; i++) {

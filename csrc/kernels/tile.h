@@ -19,7 +19,7 @@ static int lay_out(struct judged *j, const struct tile_args *a, char *scratch) {
 }
 
 static struct winner best_of_tile(const struct judged *j, double temperature, const struct philox_key *key) {
-  if (temperature < 1e-30) {
+  if (is_greedy(temperature)) {
     return (struct winner){(double)j->max, 0.0, first_maximum(j), j->max};
   }
   return gumbel_argmax(j, everything, temperature > 1e30 ? 1e30 : temperature, key);

@@ -1,7 +1,7 @@
 /* A row written out as it is judged and truncated whole: what a draw is made from where the lazy way (sample.h) will
    not do. At temperature 0 it is not truncated. */
 
-INLINE int is_greedy(const struct row_state *s) { return s->temperature < 1e-30; }
+INLINE int is_greedy(double temperature) { return temperature < 1e-30; }
 
 /* 0 if nothing can be chosen from the row. */
 static int write_whole(struct row_state *s, const struct sample_args *a, int64_t row, char *scratch) {
@@ -19,7 +19,7 @@ static int write_whole(struct row_state *s, const struct sample_args *a, int64_t
   if (has_nan || s->max == -INFINITY || s->max == INFINITY) {
     return 0;
   }
-  if (!is_greedy(s)) {
+  if (!is_greedy(s->temperature)) {
     truncate(s, a, p);
   }
   return 1;

@@ -118,7 +118,8 @@ class SampleState:
             if start < self.vocab_size:
                 end = next((first for first, _ in self._seen if first > start), self.vocab_size)
                 raise ValueError(f"the ids {start}..{end - 1} have not been fed")
-            return self._kept.token()
+            token: int = self._kept.token()
+            return token
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
