@@ -14,6 +14,7 @@
      vf v_load_f16(p)  v_load_bf16(p)          widened exactly; a NaN stays a NaN
      vf v_add v_sub v_mul v_div v_max v_min (a, b)  v_fma(a, b, c) = a*b + c
      vm v_gt v_ge v_eq v_unord (a, b)  m_or m_and (m, m)  m_bits(m)  m_of_bits(bits)
+     v_fill64(v, keep, fill)                   of v[0..3]: lane l of v[i] stays if bit 16 i + l is set, else fill
      unsigned b_nonzero(p)                     bit i: byte i of the sixteen at p is not 0
      vf v_select(m, a, b) = m ? a : b  v_keep(m, a) = m ? a : +0
      vu v_bits(v)  vf v_of_bits(u)  vu u_set1 u_load u_store u_add u_xor u_shl(u, c) u_shr(u, c)  vm u_eq(u, u)

@@ -80,6 +80,20 @@ INLINE unsigned b_nonzero(const uint8_t *p) {
 INLINE vf v_select(vm m, vf a, vf b) {
   return vf2(_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi));
 }
+/* A blend looks at sign bits alone: a shift puts each lane's bit there. */
+INLINE __m256 fill8(__m256 v, __m256i bits, int first, __m256 fill) {
+  const __m256i up = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+  __m256i sign = _mm256_sllv_epi32(bits, _mm256_sub_epi32(up, _mm256_set1_epi32(first)));
+  return _mm256_blendv_ps(fill, v, _mm256_castsi256_ps(sign));
+}
+INLINE void v_fill64(vf v[4], uint64_t keep, float fill) {
+  const __m256 f = _mm256_set1_ps(fill);
+  const __m256i half[2] = {_mm256_set1_epi32((int)(uint32_t)keep), _mm256_set1_epi32((int)(uint32_t)(keep >> 32))};
+  for (int i = 0; i < 4; i++) {
+    v[i].lo = fill8(v[i].lo, half[i / 2], i % 2 * LANES, f);
+    v[i].hi = fill8(v[i].hi, half[i / 2], i % 2 * LANES + 8, f);
+  }
+}
 INLINE vf v_keep(vm m, vf a) { return vf2(_mm256_and_ps(m.lo, a.lo), _mm256_and_ps(m.hi, a.hi)); }
 
 INLINE vu v_bits(vf a) { return vu2(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)); }

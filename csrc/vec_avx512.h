@@ -45,6 +45,11 @@ INLINE unsigned b_nonzero(const uint8_t *p) {
   return _mm_test_epi8_mask(bytes, bytes);
 }
 INLINE vf v_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
+INLINE void v_fill64(vf v[4], uint64_t keep, float fill) {
+  for (int i = 0; i < 4; i++) {
+    v[i] = v_select(m_of_bits((unsigned)(keep >> LANES * i & 0xffffu)), v[i], v_set1(fill));
+  }
+}
 INLINE vf v_keep(vm m, vf a) { return _mm512_maskz_mov_ps(m, a); }
 
 INLINE vu v_bits(vf a) { return _mm512_castps_si512(a); }

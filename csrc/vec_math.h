@@ -95,9 +95,9 @@ INLINE vf v_exp(vf x) {
   return v_keep(v_ge(x, v_set1(-87.33f)), scaled);
 }
 
-/* Within 3.1 % of v_exp for x in [-87, 0], and what it is at -87 below: the exponent and a straight line between powers of
-   two, put where the line's error is the same above and below (Schraudolph, Neural Computation 1999). Only bounds are
-   made of it. */
+/* Within 3.1 % of v_exp for x in [-87, 0], and what it is at -87 below: the exponent and a straight line between powers
+   of two, put where the line's error is the same above and below (Schraudolph, Neural Computation 1999). Only bounds
+   are made of it. */
 enum { ROUGH_BITS = 15 };
 INLINE vf v_exp_rough(vf x) {
   const float one = 0x1p23f + 127 * (1 << ROUGH_BITS), centre = 1409.0f;
@@ -151,7 +151,7 @@ INLINE double exponential_of(double v) {
   return -log_parts(direct ? 0.0 : k, direct ? -v : m - 1.0);
 }
 
-/* exp for x in [-700, 0]; 0 below and for -inf. Only block factors use it, so degree 12 and speed is no matter. */
+/* exp for x in [-700, 700]; 0 below and for -inf. Where it is used, degree 12 and speed are no matter. */
 INLINE double exp64_1(double x) {
   if (!(x >= -700.0)) {
     return 0.0;
@@ -209,7 +209,22 @@ INLINE void random_bits32(uint64_t r[32], uint32_t first, uint32_t domain, const
   }
 }
 
-/* The same for 16 items anywhere. */
+/* Both items of 16 counters anywhere. */
+static void random_pairs16(uint64_t first[16], uint64_t second[16], const uint32_t counter[16], uint32_t domain,
+                           const struct philox_key *key) {
+  uint32_t word[4][LANES];
+  vu out[4];
+  philox16(out, u_load(counter), domain, key);
+  for (int w = 0; w < 4; w++) {
+    u_store(word[w], out[w]);
+  }
+  for (int i = 0; i < LANES; i++) {
+    first[i] = word[0][i] | (uint64_t)word[1][i] << 32;
+    second[i] = word[2][i] | (uint64_t)word[3][i] << 32;
+  }
+}
+
+/* One item each, of 16 items anywhere. */
 static void random_bits16(uint64_t r[16], const uint32_t item[16], uint32_t domain, const struct philox_key *key) {
   uint32_t lo[LANES], hi[LANES];
   vu out[4], items = u_load(item);

@@ -72,6 +72,11 @@ INLINE unsigned b_nonzero(const uint8_t *p) {
 }
 INLINE vm m_of_bits(unsigned bits) { QUARTERS(vm, vtstq_u32(vdupq_n_u32(bits >> 4 * i), vld1q_u32(lane_bit))); }
 INLINE vf v_select(vm m, vf a, vf b) { QUARTERS(vf, vbslq_f32(m.q[i], a.q[i], b.q[i])); }
+INLINE void v_fill64(vf v[4], uint64_t keep, float fill) {
+  for (int i = 0; i < 4; i++) {
+    v[i] = v_select(m_of_bits((unsigned)(keep >> LANES * i & 0xffffu)), v[i], v_set1(fill));
+  }
+}
 INLINE vf v_keep(vm m, vf a) { QUARTERS(vf, vreinterpretq_f32_u32(vandq_u32(m.q[i], vreinterpretq_u32_f32(a.q[i])))); }
 
 INLINE vu v_bits(vf a) { QUARTERS(vu, vreinterpretq_u32_f32(a.q[i])); }

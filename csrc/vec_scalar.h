@@ -105,6 +105,11 @@ WORD unsigned m_bits(vm a) {
   return bits;
 }
 WORD vf v_select(vm m, vf a, vf b) { EACH(vf, f, m.m[i] ? a.f[i] : b.f[i]); }
+WORD void v_fill64(vf v[4], uint64_t keep, float fill) {
+  for (int i = 0; i < 4; i++) {
+    v[i] = v_select(m_of_bits((unsigned)(keep >> LANES * i & 0xffffu)), v[i], v_set1(fill));
+  }
+}
 WORD vf v_keep(vm m, vf a) { EACH(vf, f, bits_to_float(m.m[i] & float_to_bits(a.f[i]))); }
 
 WORD vu v_bits(vf a) { EACH(vu, u, float_to_bits(a.f[i])); }

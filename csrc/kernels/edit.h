@@ -59,12 +59,10 @@ enum { SEEN = 1u << 31 }; /* marks an id that is penalised; the rest of its coun
 /* A logit after repetition, frequency and presence penalties, in that order, of an id put out this often. */
 INLINE float penalised(float v, uint32_t times, const struct sample_params *p) {
   const float repetition = (float)p->repetition_penalty;
-  v = v > 0.0f ? v / repetition : v * repetition;
-  if (times) {
-    v -= (float)p->frequency_penalty * (float)times;
-    v -= (float)p->presence_penalty;
-  }
-  return v;
+  float divided = v / repetition, multiplied = v * repetition;
+  v = v > 0.0f ? divided : multiplied;
+  float lowered = v - (float)p->frequency_penalty * (float)times - (float)p->presence_penalty;
+  return times ? lowered : v;
 }
 
 /* Repetition over prompt and output, frequency and presence over output, each id once. */

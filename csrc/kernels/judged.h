@@ -1,14 +1,22 @@
 /* A row as it is judged, without writing it out: the user's own memory, a list of the ids whose logits are edited, and
    the mask. Blocks of 64 are put together when they are looked at; the largest of each block is known beforehand. */
 
+/* `bytes` of scratch, the rest behind them. */
+INLINE char *take(char **scratch, size_t bytes) {
+  char *taken = *scratch;
+  *scratch += (bytes + 63) / 64 * 64;
+  return taken;
+}
+
 struct judged {
   const void *x;
   size_t n, blocks;
   int64_t dtype;
   struct mask mask;
   const uint64_t *is_edited; /* a bit an id, a word a block; NULL if none is */
-  const float *edited;       /* by id, where is_edited */
-  float *maxima;             /* of the blocks, padded with NaN to whole vectors */
+  const uint32_t *slot;      /* of an id that is, where in `edited` */
+  const float *edited;
+  float *maxima; /* of the blocks, padded with NaN to whole vectors */
   float max;
 };
 
@@ -18,9 +26,7 @@ struct judged {
 INLINE vf masked_max(const void *x, size_t first, size_t n, int dtype, uint64_t allowed, vm *nan) {
   vf v[4];
   row_load64(v, x, first, n, dtype, -INFINITY);
-  for (size_t i = 0; i < 4; i++) {
-    v[i] = v_select(m_of_bits((unsigned)(allowed >> LANES * i & 0xffffu)), v[i], v_set1(-INFINITY));
-  }
+  v_fill64(v, allowed, -INFINITY);
   *nan = m_or(*nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
   return v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
 }
@@ -81,12 +87,13 @@ static const float *put_together(const struct judged *j, size_t block, float roo
   uint64_t allowed = allowed64(&j->mask, first), edited = j->is_edited ? j->is_edited[block] : 0;
   vf v[4];
   row_load64(v, j->x, first, j->n, (int)j->dtype, -INFINITY);
+  v_fill64(v, allowed, -INFINITY);
   for (size_t i = 0; i < 4; i++) {
-    v_store(room + LANES * i, v_select(m_of_bits((unsigned)(allowed >> LANES * i & 0xffffu)), v[i], v_set1(-INFINITY)));
+    v_store(room + LANES * i, v[i]);
   }
   for (uint64_t left = edited & allowed; left; left &= left - 1) {
     size_t i = (size_t)__builtin_ctzll(left);
-    room[i] = j->edited[first + i];
+    room[i] = j->edited[j->slot[first + i]];
   }
   return room;
 }
@@ -109,22 +116,26 @@ static float max_of_block(const struct judged *j, size_t block) {
 
 /* ---- edits ---- */
 
+/* In the order in which ids are first seen. */
 struct edits {
   uint64_t *is_edited;
-  float *value;     /* by id */
-  uint32_t *counts; /* by id, as penalise has them */
-  uint32_t *ids;    /* each once */
+  uint32_t *slot;
+  uint32_t *id, *counts; /* counts as penalise has them */
+  float *before, *value;
   size_t count;
 };
 
-INLINE void edit(struct edits *e, const struct judged *j, size_t id) {
+INLINE size_t slot_of(struct edits *e, const struct judged *j, size_t id) {
   uint64_t *word = &e->is_edited[id / BLOCK], bit = (uint64_t)1 << id % BLOCK;
-  if (!(*word & bit)) {
-    *word |= bit;
-    e->value[id] = logit(j, id) + 0.0f;
-    e->counts[id] = 0;
-    e->ids[e->count++] = (uint32_t)id;
+  if (*word & bit) {
+    return e->slot[id];
   }
+  *word |= bit;
+  e->slot[id] = (uint32_t)e->count;
+  e->id[e->count] = (uint32_t)id;
+  e->counts[e->count] = 0;
+  e->value[e->count] = e->before[e->count] = logit(j, id);
+  return e->count++;
 }
 
 static void collect_edits(struct edits *e, const struct judged *j, const struct sample_args *a, int64_t row) {
@@ -132,53 +143,54 @@ static void collect_edits(struct edits *e, const struct judged *j, const struct 
   struct ids lists[2] = {ids_of(&a->output_ids, &a->output_offsets, row),
                          ids_of(&a->prompt_ids, &a->prompt_offsets, row)};
   const float *bias = bias_values(a, biased);
-  memset(e->is_edited, 0, j->blocks * sizeof *e->is_edited);
   for (size_t i = 0; i < biased.count; i++) {
-    edit(e, j, (size_t)biased.id[i]);
-    e->value[biased.id[i]] += bias[i];
+    e->value[slot_of(e, j, (size_t)biased.id[i])] += bias[i];
   }
-  for (int l = 0; l < 2; l++) {
+  for (uint32_t l = 0; l < 2; l++) {
     for (size_t i = 0; i < lists[l].count; i++) {
-      size_t id = (size_t)lists[l].id[i];
-      edit(e, j, id);
-      e->counts[id] = (e->counts[id] | SEEN) + (l == 0);
+      uint32_t *count = &e->counts[slot_of(e, j, (size_t)lists[l].id[i])];
+      *count = (*count | SEEN) + (l == 0);
     }
   }
 }
 
-/* A value that is lower than the maximum leaves it alone unless it was the maximum: only then is a block read again. */
-static void apply_edits(struct edits *e, struct judged *j, const struct sample_params *p, int *has_nan) {
+/* A value below a maximum leaves it alone unless it was the maximum: only then is a block read again. */
+static void raise_or_lower_maxima(const struct edits *e, struct judged *j, int *has_nan) {
   for (size_t i = 0; i < e->count; i++) {
-    size_t id = e->ids[i];
-    if (e->counts[id]) {
-      e->value[id] = penalised(e->value[id], e->counts[id] & ~SEEN, p);
+    size_t id = e->id[i], block = id / BLOCK;
+    float value = e->value[i], *max = &j->maxima[block];
+    if (value < *max && e->before[i] != *max) {
+      continue;
     }
-  }
-  j->is_edited = e->is_edited;
-  j->edited = e->value;
-  for (size_t i = 0; i < e->count; i++) {
-    size_t id = e->ids[i], block = id / BLOCK;
-    float value = e->value[id], *max = &j->maxima[block];
     if (!(allowed64(&j->mask, block * BLOCK) >> id % BLOCK & 1)) {
       continue;
     }
     *has_nan |= value != value;
-    if (value >= *max) {
-      *max = value;
-    } else if (logit(j, id) == *max) {
-      *max = max_of_block(j, block);
-    }
+    *max = value >= *max ? value : max_of_block(j, block);
   }
 }
 
-/* ---- a row, ready ---- */
-
-/* `bytes` of scratch, the rest behind them. */
-INLINE char *take(char **scratch, size_t bytes) {
-  char *taken = *scratch;
-  *scratch += (bytes + 63) / 64 * 64;
-  return taken;
+static void edit(struct judged *j, const struct sample_args *a, int64_t row, int *has_nan, char **scratch) {
+  struct edits e = {.is_edited = (uint64_t *)take(scratch, j->blocks * sizeof *e.is_edited)};
+  e.slot = (uint32_t *)take(scratch, j->n * sizeof *e.slot);
+  e.id = (uint32_t *)take(scratch, j->n * sizeof *e.id);
+  e.counts = (uint32_t *)take(scratch, j->n * sizeof *e.counts);
+  e.before = (float *)take(scratch, j->n * sizeof *e.before);
+  e.value = (float *)take(scratch, j->n * sizeof *e.value);
+  memset(e.is_edited, 0, j->blocks * sizeof *e.is_edited);
+  collect_edits(&e, j, a, row);
+  const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
+  for (size_t i = 0; i < e.count; i++) {
+    float after = penalised(e.value[i], e.counts[i] & ~SEEN, p);
+    e.value[i] = e.counts[i] ? after : e.value[i];
+  }
+  j->is_edited = e.is_edited;
+  j->slot = e.slot;
+  j->edited = e.value;
+  raise_or_lower_maxima(&e, j, has_nan);
 }
+
+/* ---- a row, ready ---- */
 
 static struct judged plain_row(const void *x, size_t n, int64_t dtype, float *maxima) {
   return (struct judged){.x = x, .n = n, .blocks = (n + BLOCK - 1) / BLOCK, .dtype = dtype, .maxima = maxima};
@@ -205,12 +217,7 @@ static int judge(struct judged *j, const struct sample_args *a, int64_t row, cha
   }
   find_maxima(j, &has_nan);
   if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr) {
-    struct edits e = {.is_edited = (uint64_t *)take(scratch, j->blocks * sizeof *e.is_edited)};
-    e.value = (float *)take(scratch, j->n * sizeof *e.value);
-    e.counts = (uint32_t *)take(scratch, j->n * sizeof *e.counts);
-    e.ids = (uint32_t *)take(scratch, j->n * sizeof *e.ids);
-    collect_edits(&e, j, a, row);
-    apply_edits(&e, j, (const struct sample_params *)a->params.ptr + row, &has_nan);
+    edit(j, a, row, &has_nan, scratch);
   }
   j->max = block_max(j->maxima, 0, j->blocks, DTYPE_F32, &has_nan);
   return !has_nan && j->max > -INFINITY && j->max < INFINITY;

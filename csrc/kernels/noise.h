@@ -13,18 +13,14 @@ enum { DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION };
 
 INLINE uint32_t position_of(uint64_t bits) { return (uint32_t)(bits >> 58); }
 
-/* Sixteen nodes anywhere in the tree. */
-struct nodes {
-  double a[LANES];
-  uint32_t position[LANES]; /* which child holds the largest noise */
-};
-
-static void root_nodes(struct nodes *roots, size_t first, const struct philox_key *key) {
-  uint64_t r[32];
-  random_bits32(r, (uint32_t)(2 * first), DOMAIN_ROOT, key);
+/* Sixteen superblocks anywhere: a of each, and which of its blocks holds its largest noise. */
+static void root_nodes(double a[LANES], uint32_t largest[LANES], const uint32_t superblock[LANES],
+                       const struct philox_key *key) {
+  uint64_t r[LANES], position[LANES];
+  random_pairs16(r, position, superblock, DOMAIN_ROOT, key);
   for (size_t i = 0; i < LANES; i++) {
-    roots->a[i] = exponential1(r[2 * i]) * (1.0 / SUPERBLOCK);
-    roots->position[i] = position_of(r[2 * i + 1]);
+    a[i] = exponential1(r[i]) * (1.0 / SUPERBLOCK);
+    largest[i] = position_of(position[i]);
   }
 }
 
@@ -39,13 +35,12 @@ static void child_nodes(double a[LANES], const double parent[LANES], const uint3
   }
 }
 
-static void block_nodes(struct nodes *blocks, const double parent[LANES], const uint32_t largest[LANES],
-                        const uint32_t block[LANES], const struct philox_key *key) {
+/* Which id of its block holds the block's largest noise. */
+static void largest_ids(uint32_t largest[LANES], const uint32_t block[LANES], const struct philox_key *key) {
   uint64_t r[LANES];
-  child_nodes(blocks->a, parent, largest, block, DOMAIN_BLOCK, FANOUT, key);
   random_bits16(r, block, DOMAIN_BLOCK_POSITION, key);
   for (size_t i = 0; i < LANES; i++) {
-    blocks->position[i] = position_of(r[i]);
+    largest[i] = position_of(r[i]);
   }
 }
 
@@ -68,25 +63,16 @@ enum { FEW = 64 };
 
 /* Noise of sixteen ids. */
 static void noise_of_ids(double noise[LANES], const uint32_t id[LANES], const struct philox_key *key) {
-  uint32_t block[LANES], item[LANES], largest[LANES];
-  uint64_t r[LANES];
-  double a[LANES];
-  struct nodes blocks;
+  uint32_t block[LANES], superblock[LANES], largest[LANES];
+  double root[LANES], parent[LANES], a[LANES];
   for (size_t l = 0; l < LANES; l++) {
     block[l] = id[l] / FANOUT;
-    item[l] = id[l] / SUPERBLOCK * 2;
+    superblock[l] = id[l] / SUPERBLOCK;
   }
-  random_bits16(r, item, DOMAIN_ROOT, key);
-  for (size_t l = 0; l < LANES; l++) {
-    a[l] = exponential1(r[l]) * (1.0 / SUPERBLOCK);
-    item[l]++;
-  }
-  random_bits16(r, item, DOMAIN_ROOT, key);
-  for (size_t l = 0; l < LANES; l++) {
-    largest[l] = position_of(r[l]);
-  }
-  block_nodes(&blocks, a, largest, block, key);
-  child_nodes(a, blocks.a, blocks.position, id, DOMAIN_ID, 1, key);
+  root_nodes(root, largest, superblock, key);
+  child_nodes(parent, root, largest, block, DOMAIN_BLOCK, FANOUT, key);
+  largest_ids(largest, block, key);
+  child_nodes(a, parent, largest, id, DOMAIN_ID, 1, key);
   noise_of(noise, a);
 }
 
@@ -110,62 +96,77 @@ static struct winner best_of_few(const float *z, const uint32_t *id, size_t coun
 
 /* ---- many: best bound first, opening only what can win ---- */
 
-/* Candidates among the 64 children of a node whose bound with their parent's noise reaches the best. A bound that
-   equals it counts: the tie may be lower. */
-struct survivors {
-  uint32_t child[FANOUT + LANES];
-  size_t count;
-};
-
-static void find_survivors(struct survivors *s, const float z[FANOUT], size_t count, size_t first, double noise,
-                           double temperature, double best) {
-  double bound[FANOUT];
-  before_noise_n(bound, z, FANOUT, temperature);
-  for (size_t i = 0; i < FANOUT; i++) {
-    bound[i] += noise;
-  }
-  s->count = 0;
-  for (size_t i = 0; i < count; i++) {
-    s->child[s->count] = (uint32_t)(first + i);
-    s->count += bound[i] >= best && bound[i] > -INFINITY;
-  }
-  for (size_t i = 0; i < LANES; i++) { /* whole vectors of nodes that exist */
-    s->child[s->count + i] = (uint32_t)first;
-  }
-}
-
 struct draw {
   const struct judged *row;
   struct prefix from; /* what may win */
   double temperature;
   const struct philox_key *key;
-  struct winner best;      /* or, where several are wanted, the one to beat */
   struct winners *several; /* NULL: only the best is wanted */
+  struct winner best;      /* or, of several, the one to beat */
+  struct {                 /* ids to be challenged, sixteen at a time */
+    uint32_t id[LANES];
+    float z[LANES];
+    double parent[LANES];
+    size_t count;
+  } waiting;
 };
 
-static void open_block(struct draw *d, size_t block, double a_block, uint32_t largest) {
+/* No logit below this can reach the best score with so much noise; a little low, which costs a look and nothing else. A
+   score that equals the best counts: its id may be lower. */
+static float needed(const struct draw *d, double noise) {
+  double y = d->best.hi - noise, z = d->temperature > 0.0 ? y * d->temperature : exp64_1(y);
+  z -= (fabs(d->best.hi) + fabs(noise)) * d->temperature * 0x1p-40 + fabs(z) * 0x1p-22 + 0x1p-140;
+  float least = d->best.hi == -INFINITY || z < -FLT_MAX ? -FLT_MAX : (float)z;
+  return least > d->from.value ? least : d->from.value > -FLT_MAX ? d->from.value : -FLT_MAX;
+}
+
+static void challenge_waiting(struct draw *d) {
+  uint32_t block[LANES], largest[LANES];
+  double a[LANES], noise[LANES];
+  for (size_t l = d->waiting.count; l < LANES; l++) {
+    d->waiting.id[l] = d->waiting.id[0];
+    d->waiting.parent[l] = d->waiting.parent[0];
+  }
+  for (size_t l = 0; l < LANES; l++) {
+    block[l] = d->waiting.id[l] / FANOUT;
+  }
+  largest_ids(largest, block, d->key);
+  child_nodes(a, d->waiting.parent, largest, d->waiting.id, DOMAIN_ID, 1, d->key);
+  noise_of(noise, a);
+  for (size_t l = 0; l < d->waiting.count; l++) {
+    struct winner w = scored(d->waiting.z[l], d->temperature, noise[l], d->waiting.id[l]);
+    if (beats(w, d->best)) {
+      d->best = d->several ? enter(d->several, w, d->best) : w;
+    }
+  }
+  d->waiting.count = 0;
+}
+
+INLINE void wait(struct draw *d, float z, size_t id, double parent) {
+  if (is_in(d->from, z, id)) {
+    size_t l = d->waiting.count++;
+    d->waiting.id[l] = (uint32_t)id;
+    d->waiting.z[l] = z;
+    d->waiting.parent[l] = parent;
+  }
+  if (d->waiting.count == LANES) {
+    challenge_waiting(d);
+  }
+}
+
+static void open_block(struct draw *d, size_t block, double a, double noise) {
   float room[BLOCK];
   const float *z = block_of(d->row, block, room);
-  struct survivors ids;
-  double parent[LANES], a[LANES], noise[LANES];
-  uint32_t position[LANES];
-  for (size_t i = 0; i < LANES; i++) {
-    parent[i] = a_block;
-    position[i] = largest;
-  }
-  find_survivors(&ids, z, BLOCK, block * BLOCK, -log64_1(a_block), d->temperature, d->best.hi);
-  for (size_t i = 0; i < ids.count; i += LANES) {
-    child_nodes(a, parent, position, ids.child + i, DOMAIN_ID, 1, d->key);
-    noise_of(noise, a);
-    for (size_t l = i; l < min_size(i + LANES, ids.count); l++) {
-      size_t id = ids.child[l];
-      if (is_in(d->from, z[id % BLOCK], id)) {
-        struct winner w = scored(z[id % BLOCK], d->temperature, noise[l - i], id);
-        if (beats(w, d->best)) {
-          d->best = d->several ? enter(d->several, w, d->best) : w;
-        }
-      }
+  if (d->best.hi == -INFINITY && !d->several) { /* the likeliest first: it spares most of the others */
+    size_t i = first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]);
+    wait(d, z[i], block * BLOCK + i, a);
+    if (d->waiting.count) {
+      challenge_waiting(d);
     }
+  }
+  for (uint64_t hits = reaching64(z, needed(d, noise)); hits; hits &= hits - 1) {
+    size_t i = (size_t)__builtin_ctzll(hits);
+    wait(d, z[i], block * BLOCK + i, a);
   }
 }
 
@@ -177,59 +178,68 @@ INLINE size_t highest(const double *score, size_t n) {
   return best;
 }
 
-static void open_superblock(struct draw *d, size_t superblock, double a_root, uint32_t largest) {
-  size_t first = superblock * FANOUT, count = min_size(FANOUT, d->row->blocks - first);
-  const float *maxima = d->row->maxima + first;
-  struct survivors blocks;
-  struct nodes nodes[FANOUT / LANES + 1];
-  double score[FANOUT + LANES], parent[LANES], noise[LANES];
-  float z[FANOUT];
-  uint32_t position[LANES];
-  for (size_t i = 0; i < FANOUT; i++) {
-    z[i] = i < count && maxima[i] >= d->from.value ? maxima[i] : -INFINITY;
+static void open_superblock(struct draw *d, size_t superblock, double a_root, double noise_root, uint32_t largest) {
+  size_t first = superblock * FANOUT, count = 0;
+  float maxima[FANOUT];
+  double a[FANOUT], noise[FANOUT], score[FANOUT], parent[LANES];
+  uint32_t blocks[FANOUT + LANES], position[LANES];
+  vf v[4];
+  row_load64(v, d->row->maxima, first, d->row->blocks, DTYPE_F32, -INFINITY);
+  for (size_t i = 0; i < 4; i++) {
+    v_store(maxima + LANES * i, v[i]);
   }
   for (size_t i = 0; i < LANES; i++) {
     parent[i] = a_root;
     position[i] = largest;
   }
-  find_survivors(&blocks, z, FANOUT, first, -log64_1(a_root), d->temperature, d->best.hi);
-  for (size_t i = 0; i < blocks.count; i += LANES) {
-    block_nodes(&nodes[i / LANES], parent, position, blocks.child + i, d->key);
-    noise_of(noise, nodes[i / LANES].a);
-    for (size_t l = 0; l < LANES; l++) {
-      score[i + l] = before_noise(z[blocks.child[i + l] - first], d->temperature) + noise[l];
+  for (uint64_t hits = reaching64(maxima, needed(d, noise_root)); hits; hits &= hits - 1) {
+    blocks[count++] = (uint32_t)(first + (size_t)__builtin_ctzll(hits));
+  }
+  for (size_t i = 0; i < LANES; i++) {
+    blocks[count + i] = (uint32_t)first;
+  }
+  for (size_t i = 0; i < count; i += LANES) {
+    child_nodes(a + i, parent, position, blocks + i, DOMAIN_BLOCK, FANOUT, d->key);
+    noise_of(noise + i, a + i);
+    for (size_t l = i; l < i + LANES; l++) {
+      score[l] = before_noise(maxima[blocks[l] - first], d->temperature) + noise[l];
     }
   }
-  while (blocks.count) {
-    size_t i = highest(score, blocks.count);
+  while (count) {
+    size_t i = highest(score, count);
     if (score[i] == -INFINITY || score[i] < d->best.hi) {
       return;
     }
-    open_block(d, blocks.child[i], nodes[i / LANES].a[i % LANES], nodes[i / LANES].position[i % LANES]);
+    open_block(d, blocks[i], a[i], noise[i]);
     score[i] = -INFINITY;
   }
 }
 
-/* The best of z_i / T + G_i over the ids in `from`, or the several best. */
+/* The best of z_i / T + G_i over the ids in `from`, or several of the best. */
 static struct winner gumbel_best(const struct judged *row, struct prefix from, double temperature,
                                  const struct philox_key *key, struct winners *several) {
-  struct nodes roots[MAX_SUPERBLOCKS / LANES];
-  double score[MAX_SUPERBLOCKS], noise[LANES];
+  double a[MAX_SUPERBLOCKS], noise[MAX_SUPERBLOCKS], score[MAX_SUPERBLOCKS];
+  uint32_t largest[MAX_SUPERBLOCKS];
   size_t count = (row->blocks + FANOUT - 1) / FANOUT;
-  struct draw d = {row, from, temperature, key, {-INFINITY, 0.0, row->n, -INFINITY}, several};
+  struct draw d = {row, from, temperature, key, several, {-INFINITY, 0.0, row->n, -INFINITY}, {.count = 0}};
+  for (size_t s = 0; s < count; s += LANES) {
+    uint32_t superblock[LANES];
+    u_store(superblock, ids_from(s));
+    root_nodes(a + s, largest + s, superblock, key);
+    noise_of(noise + s, a + s);
+  }
   for (size_t s = 0; s < count; s++) {
-    if (s % LANES == 0) {
-      root_nodes(&roots[s / LANES], s, key);
-      noise_of(noise, roots[s / LANES].a);
-    }
     vf v[4];
     row_load64(v, row->maxima, s * FANOUT, row->blocks, DTYPE_F32, -INFINITY);
     float max = max_across64(v);
-    score[s] = max >= from.value ? before_noise(max, temperature) + noise[s % LANES] : -INFINITY;
+    score[s] = max >= from.value ? before_noise(max, temperature) + noise[s] : -INFINITY;
   }
   for (size_t s = highest(score, count); score[s] > -INFINITY && score[s] >= d.best.hi; s = highest(score, count)) {
-    open_superblock(&d, s, roots[s / LANES].a[s % LANES], roots[s / LANES].position[s % LANES]);
+    open_superblock(&d, s, a[s], noise[s], largest[s]);
     score[s] = -INFINITY;
+  }
+  if (d.waiting.count) {
+    challenge_waiting(&d);
   }
   return d.best;
 }

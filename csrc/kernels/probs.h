@@ -3,7 +3,7 @@
    few logarithms are taken. With u it is the inverse CDF in id order, on weights round(2^43 p_i / p_max).
    A row with a NaN, a negative or +inf in it, or nothing above 0, is invalid. */
 
-static const struct prefix positive = {0.0f, 0};
+static const struct prefix positive = {0x1p-149f, SAMPLE_MAX_VOCAB};
 
 INLINE void find_probs_maxima_as(const struct maxima_args *a, void *scratch, int dtype) {
   (void)scratch;

@@ -150,7 +150,7 @@ static int is_left(struct left *l, const struct judged *j, struct winner w) {
 static size_t draw_left(struct left *l, const struct judged *j, double temperature, const struct philox_key *key) {
   struct winner w = gumbel_argmax(j, l->known, temperature, key);
   while (!is_left(l, j, w)) {
-    l->known = (struct prefix){w.z, l->ties_all ? 0 : w.id};
+    l->known = (struct prefix){w.z, w.id};
     w = gumbel_argmax(j, l->known, temperature, key);
   }
   return w.id;

@@ -62,14 +62,18 @@ INLINE void push(struct list *list, float value, size_t id) {
   list->id[list->count++] = (uint32_t)id;
 }
 
-/* A block's logits that reach t: most often one does. */
-INLINE void split_block(const float *z, size_t first, float t, size_t k, struct list *above, struct list *equal) {
+/* A block's logits that reach t, a bit each. */
+INLINE uint64_t reaching64(const float z[BLOCK], float t) {
   const vf bound = v_set1(t);
   uint64_t hits = 0;
   for (size_t i = 0; i < 4; i++) {
     hits |= (uint64_t)m_bits(v_ge(v_load(z + LANES * i), bound)) << LANES * i;
   }
-  for (; hits; hits &= hits - 1) {
+  return hits;
+}
+
+INLINE void split_block(const float *z, size_t first, float t, size_t k, struct list *above, struct list *equal) {
+  for (uint64_t hits = reaching64(z, t); hits; hits &= hits - 1) { /* most often one */
     size_t i = (size_t)__builtin_ctzll(hits);
     if (z[i] > t) {
       push(above, z[i], first + i);
@@ -126,11 +130,12 @@ static struct list first_of(const struct judged *j, size_t k, char **scratch) {
   struct list all = list_in(scratch, j->n), equal = list_in(scratch, k), spare = list_in(scratch, j->n);
   float t = bound_reached(j->maxima, j->blocks, k, k + k / 4);
   split_row(j, t, k, &all, &equal);
-  if (all.count > RANKED && all.count > k) { /* t was low: most are not among the k */
+  size_t enough = k + k / 4 > RANKED ? k + k / 4 : RANKED;
+  if (all.count > enough) { /* t was low: blocks had more than one, or few blocks had any */
     struct list above = spare;
     equal.count = 0;
     v_store(all.value + all.count, v_set1(NAN));
-    split_list(&all, bound_reached(all.value, all.count, k, k), k, &above, &equal);
+    split_list(&all, bound_reached(all.value, all.count, k, enough), k, &above, &equal);
     spare = all;
     all = above;
   }

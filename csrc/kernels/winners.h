@@ -8,23 +8,9 @@ struct winner {
 
 /* What noise is added to: z / T, or log z of probabilities, which have OF_PROBS for a temperature. */
 #define OF_PROBS 0.0
-INLINE double log_of_prob(float p) {
-  double log = log64_1((double)p); /* of whatever: a loop over this has no branch */
-  return p > 0.0f ? log : -INFINITY;
-}
+static __attribute__((noinline)) double log_of_prob(float p) { return p > 0.0f ? log64_1((double)p) : -INFINITY; }
 INLINE double before_noise(float z, double temperature) {
   return temperature > 0.0 ? (double)z / temperature : log_of_prob(z);
-}
-INLINE void before_noise_n(double *a, const float *z, size_t n, double temperature) {
-  if (temperature > 0.0) {
-    for (size_t i = 0; i < n; i++) {
-      a[i] = (double)z[i] / temperature;
-    }
-  } else {
-    for (size_t i = 0; i < n; i++) {
-      a[i] = log_of_prob(z[i]);
-    }
-  }
 }
 
 INLINE struct winner scored(float z, double temperature, double noise, size_t id) {

@@ -1,4 +1,5 @@
 # What calls of sample are told besides logits, checked.
+cimport numpy as cnp
 from libc.stdint cimport int64_t, uint64_t
 
 from lanewise._arrays cimport rows_t
@@ -21,4 +22,4 @@ cdef tuple ragged_ids(object ids, str name, rows_t *r)    # (ids, offsets), int6
 cdef bint is_sparse(object bias)
 cdef tuple sparse_bias(object bias, rows_t *r)            # (ids, float32 values, offsets)
 cdef object dense_bias(object bias, rows_t *r)            # float32, (V,) or (B, V)
-cdef object mask_array(object mask, rows_t *r)            # bool or 32-bit words, (n,) or (B, n)
+cdef cnp.ndarray mask_array(object mask, rows_t *r)       # bool or 32-bit words, (n,) or (B, n)

@@ -3,6 +3,7 @@
 
 Errors name the argument, the row and the value.
 """
+cimport numpy as cnp
 from cpython.float cimport PyFloat_Check
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
 from libc.float cimport FLT_MAX
@@ -16,6 +17,8 @@ import numpy as np
 
 from lanewise._arrays cimport as_array, rows_t
 from lanewise._ops cimport to_float32
+
+cnp.import_array()
 
 cdef double BELOW_ONE = 1.0 - 2.0 ** -53
 
@@ -126,21 +129,40 @@ cdef object id_array(object ids, str name):
     return array
 
 
-cdef object checked_ids(object ids, str name, int64_t vocab, bint padded):
+cdef int refuse_id(object value, str name, Py_ssize_t at, int64_t vocab) except -1:
+    raise ValueError(f"{name}[{at}] is {value}, not an id in 0..{vocab - 1}")
+
+
+cdef cnp.ndarray checked_ids(object ids, str name, int64_t vocab, bint padded):
     """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
-    array = id_array(ids, name).copy()  # what is checked is what is used, whoever writes to `ids` meanwhile
+    cdef cnp.ndarray copy
+    cdef int64_t *id_
+    cdef Py_ssize_t i
+    cdef int64_t least = -1 if padded else 0
+    array = ids if is_id_row(ids) else id_array(ids, name)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
-    bad = (array < (-1 if padded else 0)) | (array >= vocab)
-    if bad.any():
-        at = int(np.argmax(bad))
-        raise ValueError(f"{name}[{at}] is {array[at]}, not an id in 0..{vocab - 1}")
-    array = array.astype(np.int64)
-    return array[array >= 0] if padded else array
+    if array.dtype.kind == "u" and array.size and array.max() >= vocab:  # before any of them wraps
+        i = int(np.argmax(array >= vocab))
+        refuse_id(array[i], name, i, vocab)
+    copy = array.astype(np.int64)  # what is checked is what is used, whoever writes to `ids` meanwhile
+    id_ = <int64_t *>cnp.PyArray_DATA(copy)
+    for i in range(cnp.PyArray_DIM(copy, 0)):
+        if not least <= id_[i] < vocab:
+            refuse_id(id_[i], name, i, vocab)
+    return copy[copy >= 0] if padded else copy
+
+
+# The commonest kind: no look at its dtype object is needed.
+cdef inline bint is_id_row(object ids):
+    return type(ids) is np.ndarray and cnp.PyArray_NDIM(<cnp.ndarray>ids) == 1 and \
+        cnp.PyArray_TYPE(<cnp.ndarray>ids) == cnp.NPY_INT64
 
 
 # A ragged list, a padded 2-D array, or for single rows a flat one: as (ids, offsets), all int64.
 cdef tuple ragged_ids(object ids, str name, rows_t *r):
+    if r.single and is_id_row(ids):
+        return one_list(checked_ids(ids, name, r.cols, False))
     if isinstance(ids, (list, tuple)) and not (r.single and not any(isinstance(row, (list, tuple)) or
                                                                     getattr(row, "ndim", 0) for row in ids)):
         lists, padded = list(ids), False
@@ -156,9 +178,19 @@ cdef tuple ragged_ids(object ids, str name, rows_t *r):
         raise ValueError(f"{name} must have one list a row: {r.rows} rows, got {len(lists)}")
     lists = [checked_ids(row, name if r.single and not padded else f"{name}[{i}]", r.cols, padded)
              for i, row in enumerate(lists)]
+    if len(lists) == 1:
+        return one_list(lists[0])
     offsets = np.zeros(r.rows + 1, np.int64)
     np.cumsum([len(row) for row in lists], out=offsets[1:])
     return np.concatenate(lists) if lists else np.empty(0, np.int64), offsets
+
+
+cdef tuple one_list(cnp.ndarray ids):
+    cdef cnp.npy_intp two = 2
+    cdef cnp.ndarray offsets = cnp.PyArray_EMPTY(1, &two, cnp.NPY_INT64, 0)
+    (<int64_t *>cnp.PyArray_DATA(offsets))[0] = 0
+    (<int64_t *>cnp.PyArray_DATA(offsets))[1] = cnp.PyArray_DIM(ids, 0)
+    return ids, offsets
 
 
 cdef tuple sparse_bias(object bias, rows_t *r):
@@ -192,7 +224,9 @@ cdef object dense_bias(object bias, rows_t *r):
     return array
 
 
-cdef object mask_array(object mask, rows_t *r):
+cdef cnp.ndarray mask_array(object mask, rows_t *r):
+    if type(mask) is np.ndarray and is_plain_mask(<cnp.ndarray>mask, r):
+        return mask
     array = as_array(mask, "mask")
     if array.dtype not in (np.bool_, np.int32, np.uint32):
         raise TypeError(f"mask must be bool, or int32 or uint32 words, got {array.dtype}")
@@ -200,6 +234,13 @@ cdef object mask_array(object mask, rows_t *r):
         raise ValueError(f"mask must have shape (V,) or ({r.rows}, V), or words (V/32,) or ({r.rows}, V/32), "
                          f"got {array.shape}")
     return np.require(array, requirements=["C", "A"])
+
+
+cdef inline bint is_plain_mask(cnp.ndarray mask, rows_t *r):
+    cdef int type_ = cnp.PyArray_TYPE(mask), axes = cnp.PyArray_NDIM(mask)
+    return ((type_ == cnp.NPY_BOOL or type_ == cnp.NPY_INT32 or type_ == cnp.NPY_UINT32)
+            and (axes == 1 or (axes == 2 and cnp.PyArray_DIM(mask, 0) == r.rows))
+            and cnp.PyArray_ISCARRAY_RO(mask))
 
 
 cdef bint is_sparse(object bias):

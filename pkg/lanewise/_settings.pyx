@@ -126,6 +126,9 @@ cdef int fill_numbers(sample_params *p, int64_t rows, object temperature, object
 
 
 cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output_ids, object bias, object mask):
+    cdef cnp.ndarray words
+    cdef bint is_bool
+    cdef int axes
     kept = []
     if prompt_ids is not None:
         ids, offsets = ragged_ids(prompt_ids, "prompt_ids", r)
@@ -146,9 +149,10 @@ cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output
         a.bias_stride = r.cols * 4 if values.ndim == 2 else 0
     if mask is not None:
         words = mask_array(mask, r)
-        is_bool = words.dtype == np.bool_
         kept.append(words)
+        is_bool = cnp.PyArray_TYPE(words) == cnp.NPY_BOOL
+        axes = cnp.PyArray_NDIM(words)
         a.mask, a.mask_kind = whole(words), MASK_BOOL if is_bool else MASK_BITS
-        a.mask_width = words.shape[words.ndim - 1] * (1 if is_bool else 32)
-        a.mask_stride = words.strides[0] if words.ndim == 2 else 0
+        a.mask_width = cnp.PyArray_DIM(words, axes - 1) * (1 if is_bool else 32)
+        a.mask_stride = cnp.PyArray_STRIDE(words, 0) if axes == 2 else 0
     return kept

@@ -77,8 +77,7 @@ class SampleState:
             default = SamplingParams()
             if any(getattr(params, name) != getattr(default, name) for name in set(PARAMETERS) - set(given)):
                 raise ValueError("params has penalties: apply them to the tiles before these are fed")
-        numbers = {name: (float if name in FRACTIONS else operator.index)(value) for name, value in given.items()}
-        numbers |= {name: operator.index(value) for name, value in noise.items()}
+        numbers = {name: one_number(name, value) for name, value in {**given, **noise}.items()}
         steps = tuple(PRESETS[preset] if isinstance(preset, str) else preset)
         self._settings = {**numbers, "ties": ties, "preset": steps}
         self._seen: list[tuple[int, int]] = []  # first id and end of what was fed, ascending, with gaps between
@@ -137,6 +136,13 @@ class SampleState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock = threading.Lock()
+
+
+def one_number(name: str, value: Any) -> float | int:
+    try:
+        return float(value) if name in FRACTIONS else operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be one number, got {value!r}") from None
 
 
 def joined(seen: list[tuple[int, int]], more: list[tuple[int, int]]) -> list[tuple[int, int]]:
