@@ -49,6 +49,22 @@ void lanewise_leave_fp(lanewise_fp saved);
 /* Runs a kernel in the default floating-point environment and restores the caller's. */
 void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch);
 
+/* A call that several threads share: each takes the next rows until none are left, so it does not matter who comes, or
+   when. args must last until all rows are done; the rest, as long as any thread may still come. */
+struct lanewise_shared {
+  lanewise_kernel kernel;
+  const void *args;
+  size_t args_size, rows_at;      /* bytes of the struct, and to its `rows` */
+  int64_t rows, first_row, grain; /* grain: rows taken at a time */
+  _Atomic int64_t taken, done;
+};
+
+/* Does rows of the call on this thread. True for the one thread that ends the last of them. */
+int lanewise_share(struct lanewise_shared *call, void *scratch);
+
+/* Whether all rows are done, now or within a time that is shorter than to fall asleep and be woken. */
+int lanewise_soon_done(struct lanewise_shared *call);
+
 /* This thread's scratch, grown to `bytes`; NULL if there is no memory. Freed when the thread ends. */
 void *lanewise_scratch(size_t bytes);
 

@@ -88,6 +88,28 @@ struct tile_args {
   uint64_t seed, key, step;
 };
 
+/* One truncation of logits or probabilities, to rows of float32. */
+struct filter_args {
+  struct span x, out, params;
+  struct span status; /* int64[rows]: -1 for an invalid row, else 0 */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride, out_stride;
+  int64_t ties_all, force_exact;
+};
+
+/* Penalties, a bias or a mask, written out; named as in sample_args. out may be x. */
+struct edit_args {
+  struct span x, out, params;
+  struct span mask;
+  struct span bias_ids, bias_values, bias_offsets;
+  struct span prompt_ids, prompt_offsets;
+  struct span output_ids, output_offsets;
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride, out_stride, out_dtype; /* float32; for a mask also x's */
+  int64_t mask_kind, mask_stride, mask_width;
+  int64_t bias_dense, bias_stride;
+};
+
 /* out[i] for the ids or counters i = first .. first + cols - 1 */
 struct noise_args {
   struct span out;

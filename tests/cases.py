@@ -387,6 +387,142 @@ CHOICES = [
 ]
 
 
+# ---- rows in, rows out ----
+
+
+def each(op: Callable[..., np.ndarray], x: np.ndarray, settings: dict[str, Any]) -> Results:
+    return {"out": np.stack([op(row, **settings) for row in x])}
+
+
+def truncations(*some: dict[str, Any], more: tuple[dict[str, Any], ...] = ()) -> Callable[[int], list[dict[str, Any]]]:
+    return lambda n: [*some, *more] if n <= 5000 else [*some]
+
+
+def truncation(name: str, kinds: dict[str, Callable[..., np.ndarray]], settings: Callable[..., Any]) -> Case:
+    op, spec = getattr(lanewise, name), getattr(reference, name)
+
+    def run(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+        out = alloc(x.shape, np.float32)
+        assert op(x, **settings, on_invalid="mark", out=out) is out
+        return {"out": out}
+
+    return Case(name, rows(kinds), settings, run, lambda x, s: each(spec, x, s))
+
+
+def likely(kind: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def make(rng: np.random.Generator, n: int) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            x = kind(rng, n)
+            return np.exp(x - x.max())
+
+    return make
+
+
+PROBABILITIES = {
+    "realistic": likely(realistic),
+    "flat": lambda rng, n: rng.uniform(0.9, 1.0, n) / n,
+    "special": lambda rng, n: rng.choice([0.0, -0.0, 1e-45, 1e-40, 1.2e-38, 1e-7, 0.25, 0.5], n),
+    "subnormal": lambda rng, n: rng.integers(1, 9, n) * 2.0**-149,
+    "huge": lambda rng, n: rng.uniform(1e38, 3e38, n),
+    "masked": likely(masked),
+    "tied": lambda rng, n: rng.integers(0, 4, n) / 4,
+    "equal": lambda rng, n: np.full(n, 1 / n),
+    "ascending": lambda rng, n: np.sort(likely(realistic)(rng, n)),
+    "nothing": lambda rng, n: np.zeros(n),
+    "negative": lambda rng, n: np.where(np.arange(n) == rng.integers(n), -1e-3, likely(realistic)(rng, n)),
+    "with NaN": lambda rng, n: abs(with_nan(rng, n)),
+    "with +inf": lambda rng, n: abs(with_inf(rng, n)),
+}
+
+ALL_K = truncations({"k": 1}, {"k": 50}, {"k": 1000}, {"k": 9, "ties": "all"}, more=({"k": 0}, {"k": 2**62}, {"k": 3}))
+ALL_P = truncations(
+    {"p": 0.9},
+    {"p": 0.999999},
+    {"p": 0.4, "ties": "all"},
+    more=({"p": 0.0}, {"p": -1.0}, {"p": 1.0}, {"p": 1e-300}, {"p": 0.5}, {"p": np.nextafter(1.0, 0.0)}),
+)
+
+
+def histories(n: int) -> list[dict[str, Any]]:
+    history = [0, n // 2, n // 2, n - 1, 0, 0]
+    return [
+        {"repetition_penalty": 1.3, "prompt_ids": history},
+        {"repetition_penalty": 0.7, "frequency_penalty": 0.2, "presence_penalty": 0.1, "output_ids": history},
+        {"frequency_penalty": 3e38, "presence_penalty": -3e38, "prompt_ids": history, "output_ids": history[3:]},
+        {},
+    ]
+
+
+def biases(n: int) -> list[dict[str, Any]]:
+    dense = np.arange(n, dtype=np.float32) % 7 - 3
+    dense[n // 2] = -np.inf
+    return [{"bias": {0: 2.5, n - 1: -np.inf, n // 2: -3.4e38}}, {"bias": {}}, {"bias": dense}]
+
+
+def masks(n: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(n)
+    words = rng.integers(-(2**31), 2**31, -(-n // 32)).astype(np.int32)
+    words[rng.random(len(words)) < 0.3] = -1
+    return [
+        {"mask": rng.random(n) < 0.5},
+        {"mask": np.ones(n // 2 + 1, bool)},
+        {"mask": words, "same_dtype": True},
+        {"mask": words[: len(words) // 2].view(np.uint32)},
+        {"mask": np.full(len(words) + 2, -1, np.int32)},
+    ]
+
+
+def run_edit(op: Callable[..., np.ndarray]) -> Callable[..., Results]:
+    def run(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+        kw = for_rows(settings, len(x))
+        out = alloc(x.shape, x.dtype if kw.pop("same_dtype", False) else np.float32)
+        assert op(x, **kw, out=out) is out
+        return {"out": out}
+
+    return run
+
+
+def bitmask_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    mask = settings["mask"]
+    allowed = mask if mask.dtype == bool else np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
+    return each(reference.apply_token_bitmask, x, {"mask": allowed})
+
+
+FILTERS = [
+    truncation("top_k_mask", ANY, lambda n: [*ALL_K(n), {"k": 2, "min_keep": 70}]),
+    truncation(
+        "top_p_mask",
+        ANY,
+        lambda n: [
+            *ALL_P(n),
+            {"p": 0.9, "temperature": 0.7},
+            *truncations(more=({"p": 0.9, "temperature": 0.0, "min_keep": 3}, {"p": 1e-9, "min_keep": 5}))(n),
+            *truncations(more=({"p": 0.9, "temperature": 1e31}, {"p": 0.5, "temperature": 1e-20}))(n),
+        ],
+    ),
+    truncation(
+        "min_p_mask",
+        ANY,
+        truncations(
+            {"min_p": 0.05},
+            {"min_p": 0.3, "temperature": 2.0, "min_keep": 7},
+            more=({"min_p": 0.0}, {"min_p": 1.0}, {"min_p": 1e-320}, {"min_p": 0.5, "temperature": 0.0}),
+        ),
+    ),
+    truncation("top_k_renorm", PROBABILITIES, ALL_K),
+    truncation("top_p_renorm", PROBABILITIES, ALL_P),
+    Case(
+        "apply_penalties",
+        rows(ANY),
+        histories,
+        run_edit(lanewise.apply_penalties),
+        lambda x, s: each(reference.apply_penalties, x, s),
+    ),
+    Case("apply_bias", rows(ANY), biases, run_edit(lanewise.apply_bias), lambda x, s: each(reference.apply_bias, x, s)),
+    Case("apply_token_bitmask", rows(ANY), masks, run_edit(lanewise.apply_token_bitmask), bitmask_reference),
+]
+
+
 # ---- arithmetic ----
 
 
@@ -490,4 +626,4 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-CASES = VALUES + CHOICES + ARITHMETIC
+CASES = VALUES + CHOICES + FILTERS + ARITHMETIC

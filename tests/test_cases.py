@@ -85,8 +85,11 @@ def test_bits_equal_scalar(case: Case, n: int, dtype: str, isa: str) -> None:
             assert_same(run_guarded(case, x, s, at_end=i % 2 == 0), want, (isa, n, s))
 
 
+TWO_PATHS = ("top_k", "sample", "top_k_mask", "top_p_mask", "min_p_mask", "top_k_renorm")
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in ("top_k", "sample")])
+@pytest.mark.parametrize(("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in TWO_PATHS])
 def test_exact_path_equals_fast_path(case: Case, n: int, dtype: str, isa: str) -> None:
     x, settings = runs(case, n, dtype)
     _ops.set_force_exact(True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,13 @@ from guarded import Guarded
 
 INF = np.inf
 MAPS = (lanewise.softmax, lanewise.log_softmax, lanewise.logsumexp, lambda x: lanewise.scale(x, 0.5))
+FILTERS = (
+    lambda x: lanewise.top_k_mask(x, 3),
+    lambda x: lanewise.top_p_mask(x, 0.9),
+    lambda x: lanewise.min_p_mask(x, 0.1),
+    lambda x: lanewise.apply_bias(x, {0: 1.0}),
+    lambda x: lanewise.apply_token_bitmask(x, np.array([True])),
+)
 
 FAULTS: dict[str, Callable[..., None]] = {}
 
@@ -130,6 +138,15 @@ def mass_equal_to_top_p_ends_the_nucleus() -> None:
     assert kept(half, top_p=0.5) == [0]
     assert kept(half, top_p=np.nextafter(0.5, 1)) == [0, 1]
     assert kept(f32(0, 0, 0, 0), top_p=0.75) == [0, 1, 2]
+    assert lanewise.top_p_mask(half, 0.5).tolist() == [0, -INF, -INF, -INF]
+    assert lanewise.top_p_renorm(f32(0.5, 0.25, 0.125, 0.125), 0.75).tolist() == [
+        np.float32(2 / 3),
+        np.float32(1 / 3),
+        0,
+        0,
+    ]
+    third = lanewise.top_p_renorm(f32(0.3, 0.1, 0.1, 0.5), 0.8)  # float32's shares fall short of the float64 0.8
+    assert np.flatnonzero(third).tolist() == [0, 1, 3]
 
 
 @fault("SA10")
@@ -138,6 +155,7 @@ def top_k_keeps_exactly_k() -> None:
     assert kept(row, top_k=3) == [4, 1, 2]
     assert lanewise.top_k(row, 3)[1].tolist() == [4, 1, 2]
     assert lanewise.top_k(np.stack([row] * 8), 3)[1].tolist() == [[4, 1, 2]] * 8
+    assert lanewise.top_k_mask(np.stack([row] * 8), 3).tolist() == [[-INF, 2, 2, -INF, 3]] * 8
     assert kept(row, top_k=3, ties="all") == [4, 1, 2, 3]
 
 
@@ -156,6 +174,7 @@ def top_p_after_top_k_is_of_what_top_k_kept() -> None:
 @fault("SA15")
 def min_p_works_on_negative_logits() -> None:
     assert kept(f32(-1, -2, -30), min_p=0.1) == [0, 1]
+    assert lanewise.min_p_mask(f32(-1, -2, -30), 0.1).tolist() == [-1, -2, -INF]
 
 
 @fault("SA17")
@@ -266,6 +285,10 @@ def a_short_mask_forbids_the_rest() -> None:
     for width in (33, 65):
         assert kept(row, mask=np.ones(width, bool)) == list(range(width))
     assert kept(row[:40], mask=np.full(4, -1, np.int32)) == list(range(40))
+    for mask, allowed in ((np.zeros(2, np.int32), 0), (np.full(2, -1, np.int32), 64), (np.ones(33, bool), 33)):
+        assert np.isfinite(lanewise.apply_token_bitmask(row, mask)).tolist() == [True] * allowed + [False] * (
+            70 - allowed
+        )
 
 
 @fault("SA37")
@@ -289,17 +312,23 @@ def huge_weights_do_not_overflow() -> None:
 
 @fault("PE01")
 def penalty_lowers_negative_logits_too() -> None:
-    assert gap(f32(2, -2), repetition_penalty=1.5, prompt_ids=[0, 1]) == pytest.approx(2 / 1.5 + 3, abs=1e-5)
+    kw: dict[str, Any] = {"repetition_penalty": 1.5, "prompt_ids": [0, 1]}
+    assert gap(f32(2, -2), **kw) == pytest.approx(2 / 1.5 + 3, abs=1e-5)
+    assert lanewise.apply_penalties(f32(2, -2), **kw).tolist() == [np.float32(2 / 1.5), -3]
 
 
 @fault("PE02")
 def penalty_counts_each_id_once() -> None:
-    assert gap(f32(2, 0), repetition_penalty=1.1, output_ids=[0, 0, 0]) == pytest.approx(1.81818, abs=1e-5)
+    kw: dict[str, Any] = {"repetition_penalty": 1.1, "output_ids": [0, 0, 0]}
+    assert gap(f32(2, 0), **kw) == pytest.approx(1.81818, abs=1e-5)
+    assert lanewise.apply_penalties(f32(2, 0), **kw).tolist() == [np.float32(2) / np.float32(1.1), 0]
 
 
 @fault("PE03")
 def penalty_is_applied_once() -> None:
-    assert gap(f32(2, 0), repetition_penalty=1.1, prompt_ids=[0], output_ids=[0]) == pytest.approx(1.81818, abs=1e-5)
+    kw: dict[str, Any] = {"repetition_penalty": 1.1, "prompt_ids": [0], "output_ids": [0]}
+    assert gap(f32(2, 0), **kw) == pytest.approx(1.81818, abs=1e-5)
+    assert lanewise.apply_penalties(f32(2, 0), **kw).tolist() == [np.float32(2) / np.float32(1.1), 0]
 
 
 @fault("PE05")
@@ -314,6 +343,8 @@ def padding_is_not_penalised() -> None:
     with pytest.raises(ValueError, match=r"prompt_ids\[0\]\[1\] is 10"):
         lanewise.sample(rows, **kw, prompt_ids=np.array([[3, 10], [4, 6]]))
     assert gap(rows[0], repetition_penalty=2.0, prompt_ids=[0]) == pytest.approx(-1)
+    penalised = lanewise.apply_penalties(rows, repetition_penalty=2.0, prompt_ids=np.array([[3, -1], [4, 6]]))
+    assert np.argwhere(penalised != 2).tolist() == [[0, 3], [1, 4], [1, 6]]
 
 
 @fault("PE07")
@@ -325,6 +356,11 @@ def ids_are_checked_before_anything_is_written() -> None:
         with pytest.raises(ValueError, match=f"output_ids.* is {bad}"):
             lanewise.sample(np.zeros((2, 10), np.float32), output_ids=[[1], [bad]], out=out)
         assert out.tolist() == [77, 77]
+        row = guarded((10,), np.float32)
+        row[:] = 77
+        with pytest.raises(ValueError, match=f"output_ids.* is {bad}"):
+            lanewise.apply_penalties(row, presence_penalty=1.0, output_ids=[1, bad], out=row)
+        assert (row == 77).all()
         guarded.check()
 
 
@@ -374,6 +410,7 @@ def far_below_the_maximum_is_zero() -> None:
 def adding_masks_does_not_overflow_in_half() -> None:
     row = np.float16([-65504, -65504])
     assert kept(row, bias=np.float32([-20, -20])) == [0, 1]
+    assert lanewise.apply_bias(row, {0: -20, 1: -20}).tolist() == [-65524, -65524]
     least = np.finfo(np.float32).min
     with pytest.raises(InvalidLogitsError):
         lanewise.sample(f32(least, least), bias=f32(least, least), seed=1, step=0)
@@ -428,6 +465,10 @@ def no_tail_is_over_read() -> None:
             lanewise.logsumexp(x), lanewise.argmax(x), lanewise.top_k(x, (n + 1) // 2)
             lanewise.sample(x, mask=mask, top_p=0.9, seed=1, step=0)
             lanewise.sample(x, mask=words, top_k=5, seed=1, step=0)
+            for allowed in (mask, words):
+                lanewise.apply_token_bitmask(x, allowed, out=guarded((n,), dtype))
+            for masked in (lanewise.top_k_mask(x, 9), lanewise.top_p_mask(x, 0.9), lanewise.min_p_mask(x, 0.1)):
+                assert masked.max() == x.max()
         guarded.check()
 
 
@@ -444,7 +485,9 @@ def a_forked_child_can_work() -> None:
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")
     want = lanewise.sample(np.zeros(1000, np.float32), seed=1, step=0)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which earlier tests left
+        child = os.fork()
     if child == 0:
         os._exit(0 if lanewise.sample(np.zeros(1000, np.float32), seed=1, step=0) == want else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -478,6 +521,7 @@ def views_are_their_copies() -> None:
         copy = np.array(x, order="C")
         for op in (
             *MAPS,
+            *FILTERS,
             lanewise.argmax,
             lambda x: lanewise.sample(x, seed=1, step=0),
             lambda x: lanewise.top_k(x, 3)[1],
@@ -494,7 +538,8 @@ def read_only_arrays_are_accepted_and_never_written() -> None:
     x = np.frombuffer(np.random.default_rng(0).standard_normal(64).astype(np.float32).tobytes(), np.float32)
     ids = np.arange(3)
     ids.flags.writeable = False
-    for op in (*MAPS, lanewise.argmax, lambda x: lanewise.top_k(x, 2), lambda x: lanewise.sample(x, prompt_ids=ids)):
+    some = (lambda x: lanewise.top_k(x, 2), lambda x: lanewise.sample(x, prompt_ids=ids))
+    for op in (*MAPS, *FILTERS, lanewise.argmax, *some):
         op(x)
     with pytest.raises(ValueError, match="out is read-only"):
         lanewise.softmax(x, out=x)
@@ -507,7 +552,7 @@ def empty_batches() -> None:
     assert lanewise.logsumexp(none).shape == lanewise.argmax(none).shape == lanewise.sample(none).shape == (0,)
     assert lanewise.top_k(none, 2)[1].shape == (0, 2)
     for shape in ((3, 0), (0, 0), (0,)):
-        for op in (*MAPS, lanewise.argmax, lanewise.sample, lambda x: lanewise.top_k(x, 1)):
+        for op in (*MAPS, *FILTERS, lanewise.argmax, lanewise.sample, lambda x: lanewise.top_k(x, 1)):
             with pytest.raises(ValueError, match="at least one column"):
                 op(np.zeros(shape, np.float32))
 

@@ -92,6 +92,27 @@ def test_top_k_is_the_reference(row: np.ndarray, data: st.DataObject) -> None:
         assert everything.tolist() == reference.descending(row)[: (row >= values[-1]).sum()].tolist()
 
 
+@given(logits(UNORDERED), st.data())
+def test_masks_and_renorms_are_the_reference(row: np.ndarray, data: st.DataObject) -> None:
+    k, p = data.draw(st.integers(-1, len(row) + 2)), data.draw(st.floats(-0.1, 1.1))
+    ties = {"ties": data.draw(st.sampled_from(["lowest", "all"]))}
+    some = {"min_keep": data.draw(st.integers(0, 5))}
+    warm = {"temperature": data.draw(st.one_of(st.sampled_from([0.0, 1.0, 1e-30, 1e31]), st.floats(1e-3, 10)))}
+    calls: list[tuple[str, np.ndarray, float, dict[str, Any]]] = [
+        ("top_k_mask", row, k, ties | some),
+        ("top_p_mask", row, p, ties | some | warm),
+        ("min_p_mask", row, min(max(p, 0), 1), some | warm),
+        ("top_k_renorm", abs(row), k, ties),
+        ("top_p_renorm", abs(row), p, ties),
+        ("top_p_renorm", row, p, ties),
+    ]
+    for name, x, number, how in calls:
+        want = getattr(reference, name)(x, number, **how).tobytes()
+        for isa in _dispatch.runnable():
+            with lanewise.using(isa):
+                assert getattr(lanewise, name)(x, number, **how, on_invalid="mark").tobytes() == want, (name, isa)
+
+
 @given(logits(UNORDERED))
 def test_softmax_family_holds_together(row: np.ndarray) -> None:
     p, logp, lse = lanewise.softmax(row), lanewise.log_softmax(row), lanewise.logsumexp(row)

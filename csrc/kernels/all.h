@@ -17,6 +17,8 @@
 
 #include "mass.h"
 
+#include "nucleus.h"
+
 #include "truncate.h"
 
 #include "whole.h"
@@ -32,5 +34,9 @@
 #include "tile.h"
 
 #include "arithmetic.h"
+
+#include "filters.h"
+
+#include "apply.h"
 
 #include "floors.h"

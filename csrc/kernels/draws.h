@@ -9,13 +9,12 @@ struct drawn_from {
   double temperature;
 };
 
-/* The lazy way, where the prefix is known before a draw: without top-p, or with a top-k before it. 0 if it is not. */
+/* The prefix that is left of a row where it lies. 0 if it takes the whole row to know. */
 static int know_prefix(struct drawn_from *d, const struct sample_args *a, const struct sample_params *p,
                        char *scratch) {
   size_t k = few_first(a, p, d->row.n);
-  struct left left;
-  d->kept = everything;
   if (is_greedy(d->temperature)) {
+    d->kept = everything;
     return 1;
   }
   if (k) {
@@ -24,9 +23,12 @@ static int know_prefix(struct drawn_from *d, const struct sample_args *a, const 
     d->kept = last_of(&few.list);
     return 1;
   }
-  int known = what_is_left(&left, &d->row, a, p, d->temperature, scratch);
-  d->kept = left.known;
-  return known && !left.rank && left.nucleus.top_p >= 1.0;
+  struct left left = what_is_left(&d->row, a, p, d->temperature, scratch);
+  if (left.rank) {
+    return 0;
+  }
+  d->kept = all_left(&left, &d->row, scratch);
+  return 1;
 }
 
 /* 0 if nothing can be chosen from the row. */
@@ -114,7 +116,7 @@ static float logit_of(const struct judged *row, size_t id) {
 /* The score of `token` less the best of the others': infinite if there are none, or if it is not left itself. */
 static double margin_of(const struct drawn_from *d, uint32_t token, const struct philox_key *key, char *scratch) {
   float z = logit_of(&d->row, token);
-  if (!is_in(d->kept, z, token)) {
+  if (z == -INFINITY || !is_in(d->kept, z, token)) {
     return -INFINITY;
   }
   struct winners two = best_of(d, 2, key, scratch);

@@ -7,7 +7,7 @@ struct few {
   float max, inverse;
 };
 
-/* The k first, k <= blocks, of those allowed. */
+/* The k first of those allowed. */
 static struct few pick_few(const struct judged *j, size_t k, char **scratch) {
   struct few f = {.list = first_of(j, k, scratch), .max = j->max, .inverse = 1.0f};
   while (f.list.value[f.list.count - 1] == -INFINITY) { /* the first is not */
@@ -66,12 +66,13 @@ static void truncate_few(struct few *f, const struct sample_args *a, const struc
 }
 
 /* How many pick_few is to pick, if top-k comes before what needs to see all of the row, else 0. A min-p before it keeps
-   a prefix that does not depend on what top-k keeps, so the two may change places. */
+   a prefix that does not depend on what top-k keeps, so the two may change places. A k of many, with nothing to follow,
+   is better left to a count of what comes before winners (sample.h). */
 INLINE size_t few_first(const struct sample_args *a, const struct sample_params *p, size_t n) {
   for (int i = 0; i < STEP_LIMIT && a->steps[i] && !a->ties_all; i++) {
     if (a->steps[i] == STEP_TOP_K && top_k_of(p, n)) {
       size_t k = top_k_of(p, n);
-      return k <= (n + BLOCK - 1) / BLOCK ? k : 0;
+      return k <= (n + BLOCK - 1) / BLOCK || p->top_p < 1.0 || a->support_ids.ptr ? k : 0;
     }
     if (a->steps[i] == STEP_TOP_P && p->top_p < 1.0) {
       return 0;

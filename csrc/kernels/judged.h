@@ -107,6 +107,15 @@ INLINE const float *block_of(const struct judged *j, size_t block, float room[BL
   return put_together(j, block, room);
 }
 
+/* The row may be larger than the cache that its last reader filled: asks for a block some time before it is needed. */
+INLINE void expect_block(const struct judged *j, size_t block) {
+  size_t size = j->dtype == DTYPE_F32 ? 4 : 2;
+  const char *start = (const char *)j->x + block * BLOCK * size;
+  for (size_t line = 0; line < BLOCK * size; line += 64) {
+    __builtin_prefetch(start + line);
+  }
+}
+
 static float max_of_block(const struct judged *j, size_t block) {
   float room[BLOCK];
   const float *z = block_of(j, block, room);
@@ -138,6 +147,12 @@ INLINE size_t slot_of(struct edits *e, const struct judged *j, size_t id) {
   return e->count++;
 }
 
+enum { AHEAD = 32 }; /* ids, about as long as memory takes */
+INLINE void expect_id(const struct edits *e, const struct judged *j, int64_t id) {
+  __builtin_prefetch((const char *)j->x + id * (j->dtype == DTYPE_F32 ? 4 : 2));
+  __builtin_prefetch(e->slot + id, 1);
+}
+
 static void collect_edits(struct edits *e, const struct judged *j, const struct sample_args *a, int64_t row) {
   struct ids biased = ids_of(&a->bias_ids, &a->bias_offsets, row);
   struct ids lists[2] = {ids_of(&a->output_ids, &a->output_offsets, row),
@@ -148,6 +163,7 @@ static void collect_edits(struct edits *e, const struct judged *j, const struct 
   }
   for (uint32_t l = 0; l < 2; l++) {
     for (size_t i = 0; i < lists[l].count; i++) {
+      expect_id(e, j, lists[l].id[min_size(i + AHEAD, lists[l].count - 1)]);
       uint32_t *count = &e->counts[slot_of(e, j, (size_t)lists[l].id[i])];
       *count = (*count | SEEN) + (l == 0);
     }

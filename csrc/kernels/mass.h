@@ -72,17 +72,18 @@ static uint64_t exact_mass(const struct judged *j, struct prefix p, float invers
 }
 
 static size_t count_in(const struct judged *j, struct prefix p) {
-  size_t count = 0;
+  const vf one = v_set1(1.0f);
+  vf count = v_set1(0);
   for (size_t b = 0; b < j->blocks; b++) {
     if (has_part(j, b, p)) {
       float room[BLOCK];
       const float *z = block_of(j, b, room);
       for (size_t i = 0; i < BLOCK; i += LANES) {
-        count += (size_t)__builtin_popcount(m_bits(lanes_in(v_load(z + i), b * BLOCK + i, p)));
+        count = v_add(count, v_keep(lanes_in(v_load(z + i), b * BLOCK + i, p), one));
       }
     }
   }
-  return count;
+  return (size_t)v_sum_across(count); /* exact up to 2^24 */
 }
 
 /* ---- top-p without its nucleus ---- */
@@ -98,6 +99,10 @@ struct nucleus {
   double least, rough; /* of the total; negative: not known yet */
   uint64_t exact;      /* 0: not known yet */
 };
+
+INLINE struct nucleus whole_nucleus(const struct judged *row, float inverse, double top_p) {
+  return (struct nucleus){row, everything, inverse, top_p, 1, 0, -1.0, -1.0, 0};
+}
 
 /* The three answers below agree wherever two of them dare to answer. */
 enum verdict { OUTSIDE, INSIDE, UNDECIDED };

@@ -96,6 +96,14 @@ static struct winner best_of_few(const float *z, const uint32_t *id, size_t coun
 
 /* ---- many: best bound first, opening only what can win ---- */
 
+/* Nodes whose noise is wanted, sixteen at a time: ids, or blocks with their largest logit. */
+struct queue {
+  uint32_t node[LANES], largest[LANES]; /* which child of its parent has the parent's noise */
+  float z[LANES];
+  double parent[LANES];
+  size_t count;
+};
+
 struct draw {
   const struct judged *row;
   struct prefix from; /* what may win */
@@ -103,13 +111,27 @@ struct draw {
   const struct philox_key *key;
   struct winners *several; /* NULL: only the best is wanted */
   struct winner best;      /* or, of several, the one to beat */
-  struct {                 /* ids to be challenged, sixteen at a time */
-    uint32_t id[LANES];
-    float z[LANES];
-    double parent[LANES];
-    size_t count;
-  } waiting;
+  struct queue ids, blocks;
 };
+
+/* 1 if that fills it. */
+INLINE int enqueue(struct queue *q, uint32_t node, float z, double parent, uint32_t largest) {
+  size_t l = q->count++;
+  q->node[l] = node;
+  q->z[l] = z;
+  q->parent[l] = parent;
+  q->largest[l] = largest;
+  return q->count == LANES;
+}
+
+static void repeat_first(struct queue *q) {
+  for (size_t l = q->count; l < LANES; l++) {
+    q->node[l] = q->node[0];
+    q->z[l] = q->z[0];
+    q->parent[l] = q->parent[0];
+    q->largest[l] = q->largest[0];
+  }
+}
 
 /* No logit below this can reach the best score with so much noise; a little low, which costs a look and nothing else. A
    score that equals the best counts: its id may be lower. */
@@ -120,53 +142,42 @@ static float needed(const struct draw *d, double noise) {
   return least > d->from.value ? least : d->from.value > -FLT_MAX ? d->from.value : -FLT_MAX;
 }
 
-static void challenge_waiting(struct draw *d) {
-  uint32_t block[LANES], largest[LANES];
+static void challenge_ids(struct draw *d) {
+  struct queue *q = &d->ids;
   double a[LANES], noise[LANES];
-  for (size_t l = d->waiting.count; l < LANES; l++) {
-    d->waiting.id[l] = d->waiting.id[0];
-    d->waiting.parent[l] = d->waiting.parent[0];
-  }
-  for (size_t l = 0; l < LANES; l++) {
-    block[l] = d->waiting.id[l] / FANOUT;
-  }
-  largest_ids(largest, block, d->key);
-  child_nodes(a, d->waiting.parent, largest, d->waiting.id, DOMAIN_ID, 1, d->key);
+  repeat_first(q);
+  child_nodes(a, q->parent, q->largest, q->node, DOMAIN_ID, 1, d->key);
   noise_of(noise, a);
-  for (size_t l = 0; l < d->waiting.count; l++) {
-    struct winner w = scored(d->waiting.z[l], d->temperature, noise[l], d->waiting.id[l]);
+  for (size_t l = 0; l < q->count; l++) {
+    struct winner w = scored(q->z[l], d->temperature, noise[l], q->node[l]);
     if (beats(w, d->best)) {
       d->best = d->several ? enter(d->several, w, d->best) : w;
     }
   }
-  d->waiting.count = 0;
+  q->count = 0;
 }
 
-INLINE void wait(struct draw *d, float z, size_t id, double parent) {
-  if (is_in(d->from, z, id)) {
-    size_t l = d->waiting.count++;
-    d->waiting.id[l] = (uint32_t)id;
-    d->waiting.z[l] = z;
-    d->waiting.parent[l] = parent;
-  }
-  if (d->waiting.count == LANES) {
-    challenge_waiting(d);
+INLINE void consider_id(struct draw *d, float z, size_t id, double parent, uint32_t largest) {
+  if (is_in(d->from, z, id) && enqueue(&d->ids, (uint32_t)id, z, parent, largest)) {
+    challenge_ids(d);
   }
 }
 
-static void open_block(struct draw *d, size_t block, double a, double noise) {
+static void open_block(struct draw *d, size_t block, double a, double noise, uint32_t largest) {
   float room[BLOCK];
   const float *z = block_of(d->row, block, room);
-  if (d->best.hi == -INFINITY && !d->several) { /* the likeliest first: it spares most of the others */
-    size_t i = first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]);
-    wait(d, z[i], block * BLOCK + i, a);
-    if (d->waiting.count) {
-      challenge_waiting(d);
+  if (d->best.hi == -INFINITY && !d->several) { /* the two likeliest first: they spare most of the others */
+    size_t likely[2] = {first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]), largest};
+    for (size_t i = 0; i < 2; i++) {
+      consider_id(d, z[likely[i]], block * BLOCK + likely[i], a, largest);
+    }
+    if (d->ids.count) {
+      challenge_ids(d);
     }
   }
   for (uint64_t hits = reaching64(z, needed(d, noise)); hits; hits &= hits - 1) {
     size_t i = (size_t)__builtin_ctzll(hits);
-    wait(d, z[i], block * BLOCK + i, a);
+    consider_id(d, z[i], block * BLOCK + i, a, largest);
   }
 }
 
@@ -178,40 +189,51 @@ INLINE size_t highest(const double *score, size_t n) {
   return best;
 }
 
-static void open_superblock(struct draw *d, size_t superblock, double a_root, double noise_root, uint32_t largest) {
-  size_t first = superblock * FANOUT, count = 0;
+static void open_blocks(struct draw *d) {
+  struct queue q = d->blocks;
+  double a[LANES], noise[LANES], score[LANES];
+  uint32_t largest[LANES];
+  d->blocks.count = 0;
+  for (size_t l = 0; l < q.count; l++) {
+    expect_block(d->row, q.node[l]);
+  }
+  repeat_first(&q);
+  child_nodes(a, q.parent, q.largest, q.node, DOMAIN_BLOCK, FANOUT, d->key);
+  largest_ids(largest, q.node, d->key);
+  noise_of(noise, a);
+  for (size_t l = 0; l < LANES; l++) {
+    score[l] = before_noise(q.z[l], d->temperature) + noise[l];
+  }
+  for (size_t i = highest(score, q.count); score[i] > -INFINITY && score[i] >= d->best.hi;
+       i = highest(score, q.count)) {
+    open_block(d, q.node[i], a[i], noise[i], largest[i]);
+    score[i] = -INFINITY;
+  }
+}
+
+static void open_superblock(struct draw *d, size_t superblock, double a, double noise, uint32_t largest) {
+  size_t first = superblock * FANOUT;
   float maxima[FANOUT];
-  double a[FANOUT], noise[FANOUT], score[FANOUT], parent[LANES];
-  uint32_t blocks[FANOUT + LANES], position[LANES];
+  uint64_t seen = 0;
   vf v[4];
   row_load64(v, d->row->maxima, first, d->row->blocks, DTYPE_F32, -INFINITY);
   for (size_t i = 0; i < 4; i++) {
     v_store(maxima + LANES * i, v[i]);
   }
-  for (size_t i = 0; i < LANES; i++) {
-    parent[i] = a_root;
-    position[i] = largest;
-  }
-  for (uint64_t hits = reaching64(maxima, needed(d, noise_root)); hits; hits &= hits - 1) {
-    blocks[count++] = (uint32_t)(first + (size_t)__builtin_ctzll(hits));
-  }
-  for (size_t i = 0; i < LANES; i++) {
-    blocks[count + i] = (uint32_t)first;
-  }
-  for (size_t i = 0; i < count; i += LANES) {
-    child_nodes(a + i, parent, position, blocks + i, DOMAIN_BLOCK, FANOUT, d->key);
-    noise_of(noise + i, a + i);
-    for (size_t l = i; l < i + LANES; l++) {
-      score[l] = before_noise(maxima[blocks[l] - first], d->temperature) + noise[l];
+  for (int rest = d->best.hi > -INFINITY; rest < 2; rest++) { /* without a best: the dozen likeliest first */
+    uint64_t hits = reaching64(maxima, needed(d, noise)) & ~seen;
+    if (!rest) {
+      hits &= reaching64(maxima, bound_reached(maxima, FANOUT, 8, LANES - 1)) | (uint64_t)1 << largest;
     }
-  }
-  while (count) {
-    size_t i = highest(score, count);
-    if (score[i] == -INFINITY || score[i] < d->best.hi) {
-      return;
+    for (seen |= hits; hits; hits &= hits - 1) {
+      size_t i = (size_t)__builtin_ctzll(hits);
+      if (enqueue(&d->blocks, (uint32_t)(first + i), maxima[i], a, largest)) {
+        open_blocks(d);
+      }
     }
-    open_block(d, blocks[i], a[i], noise[i]);
-    score[i] = -INFINITY;
+    if (!rest && d->blocks.count) {
+      open_blocks(d);
+    }
   }
 }
 
@@ -221,7 +243,8 @@ static struct winner gumbel_best(const struct judged *row, struct prefix from, d
   double a[MAX_SUPERBLOCKS], noise[MAX_SUPERBLOCKS], score[MAX_SUPERBLOCKS];
   uint32_t largest[MAX_SUPERBLOCKS];
   size_t count = (row->blocks + FANOUT - 1) / FANOUT;
-  struct draw d = {row, from, temperature, key, several, {-INFINITY, 0.0, row->n, -INFINITY}, {.count = 0}};
+  struct draw d = {row,          from,        temperature, key, several, {-INFINITY, 0.0, row->n, -INFINITY},
+                   {.count = 0}, {.count = 0}};
   for (size_t s = 0; s < count; s += LANES) {
     uint32_t superblock[LANES];
     u_store(superblock, ids_from(s));
@@ -238,8 +261,11 @@ static struct winner gumbel_best(const struct judged *row, struct prefix from, d
     open_superblock(&d, s, a[s], noise[s], largest[s]);
     score[s] = -INFINITY;
   }
-  if (d.waiting.count) {
-    challenge_waiting(&d);
+  if (d.blocks.count) {
+    open_blocks(&d);
+  }
+  if (d.ids.count) {
+    challenge_ids(&d);
   }
   return d.best;
 }

@@ -39,6 +39,7 @@ INLINE void maxima_of(float *maxima, const void *x, size_t n, int dtype, int pro
   size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
   for (; (b + LANES) * BLOCK <= n; b += LANES) {
     vf row[LANES];
+#pragma GCC unroll 16 /* else each row goes through memory on its way to v_max_rows */
     for (size_t i = 0; i < LANES; i++) {
       vf v[4];
       for (size_t j = 0; j < 4; j++) {

@@ -85,13 +85,15 @@ struct left {
   struct prefix known;
   struct nucleus nucleus; /* asked about winners if top_p is below 1 */
   size_t rank;            /* what comes before a winner must be fewer, if not 0 */
-  int ties_all;
+  int ties_all, wanted;   /* wanted: the ids, not only a draw from them */
 };
 
 INLINE struct prefix shorter(struct prefix a, struct prefix b) { return is_longer(a, b) ? b : a; }
 
-static void leave_top_k(struct left *l, const struct judged *j, size_t k, char *scratch) {
-  if (k > j->blocks) {
+static void leave_top_k(struct left *l, const struct judged *j, const struct sample_params *p, char *scratch) {
+  size_t k = top_k_of(p, j->n);
+  if (k > j->blocks && p->top_p >= 1.0 &&
+      !l->wanted) { /* counting what comes before winners is cheaper than finding them all */
     l->rank = k;
     return;
   }
@@ -101,43 +103,37 @@ static void leave_top_k(struct left *l, const struct judged *j, size_t k, char *
   l->known = shorter(l->known, kept);
 }
 
-/* 0 if it takes the whole row to know. */
-static int leave_min_p(struct left *l, const struct judged *j, const struct sample_params *p, double temperature,
-                       char *scratch) {
+static void leave_min_p(struct left *l, const struct judged *j, const struct sample_params *p, double temperature,
+                        char *scratch) {
   struct prefix kept = {min_p_bound(p->min_p, j->max, temperature), j->n};
   size_t least = min_size((size_t)p->min_keep, j->n);
-  if (least > j->blocks) {
-    return 0;
-  }
   if (least > 1) {
     const struct list first = first_of(j, least, &scratch);
     kept = is_longer(last_of(&first), kept) ? last_of(&first) : kept;
   }
   l->known = shorter(l->known, kept);
-  return 1;
 }
 
-/* 0 if it takes the whole row to know. */
-static int what_is_left(struct left *l, const struct judged *j, const struct sample_args *a,
-                        const struct sample_params *p, double temperature, char *scratch) {
+static struct left what_is_left(const struct judged *j, const struct sample_args *a, const struct sample_params *p,
+                                double temperature, char *scratch) {
   double current = 1.0;
-  *l = (struct left){.known = everything, .nucleus.top_p = 1.0, .ties_all = a->ties_all != 0};
+  struct left l = {
+      .known = everything, .nucleus.top_p = 1.0, .ties_all = a->ties_all != 0, .wanted = a->support_ids.ptr != NULL};
   for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
     if (a->steps[i] == STEP_TEMPERATURE) {
       current = temperature;
     } else if (a->steps[i] == STEP_TOP_K && top_k_of(p, j->n)) {
-      leave_top_k(l, j, top_k_of(p, j->n), scratch);
-    } else if (a->steps[i] == STEP_MIN_P && p->min_p > 0.0 && !leave_min_p(l, j, p, current, scratch)) {
-      return 0;
+      leave_top_k(&l, j, p, scratch);
+    } else if (a->steps[i] == STEP_MIN_P && p->min_p > 0.0) {
+      leave_min_p(&l, j, p, current, scratch);
     } else if (a->steps[i] == STEP_TOP_P && p->top_p < 1.0) {
-      if (l->rank) { /* its total is of what top-k leaves */
-        return 0;
-      }
-      l->nucleus = (struct nucleus){
-          j, l->known, (float)(1.0 / current), p->top_p, (size_t)p->min_keep, l->ties_all, -1.0, -1.0, 0};
+      l.nucleus = whole_nucleus(j, (float)(1.0 / current), p->top_p);
+      l.nucleus.of = l.known;
+      l.nucleus.min_keep = (size_t)p->min_keep;
+      l.nucleus.ties_all = l.ties_all;
     }
   }
-  return 1;
+  return l;
 }
 
 static int is_left(struct left *l, const struct judged *j, struct winner w) {
@@ -145,6 +141,39 @@ static int is_left(struct left *l, const struct judged *j, struct winner w) {
     return 0;
   }
   return l->nucleus.top_p >= 1.0 || is_in_nucleus(&l->nucleus, w);
+}
+
+/* All that is left, as a prefix. */
+static struct prefix all_left(struct left *l, const struct judged *j, char *scratch) {
+  if (l->nucleus.top_p >= 1.0) {
+    return l->known;
+  }
+  struct prefix kept = nucleus_prefix(&l->nucleus, scratch);
+  kept.end = l->ties_all ? j->n : kept.end;
+  if (l->nucleus.min_keep > 1) {
+    const struct list least = first_of(j, min_size(l->nucleus.min_keep, j->n), &scratch);
+    kept = is_longer(last_of(&least), kept) ? last_of(&least) : kept;
+  }
+  return shorter(l->known, kept);
+}
+
+static uint64_t weight_of(const struct list *list, float max, float inverse) {
+  vw acc = w_zero();
+  for (size_t i = 0; i < list->count; i += LANES) {
+    vf z = v_load_n(list->value + i, min_size(LANES, list->count - i), -INFINITY);
+    acc = w_add(acc, v_exp(v_mul(v_sub(z, v_set1(max)), v_set1(inverse))));
+  }
+  return w_total(acc);
+}
+
+static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
+                                 double temperature, const struct philox_key *key, char *scratch) {
+  const struct prefix kept = all_left(l, j, scratch);
+  struct list list = gather(j, (struct bracket){{INFINITY, 0}, kept}, &scratch), spare = list_in(&scratch, list.count);
+  sort_list(&list, &spare);
+  float inverse = (float)(1.0 / temperature);
+  put_support(a, row, &list, j->max, inverse, weight_of(&list, j->max, inverse));
+  return gumbel_argmax(j, kept, temperature, key).id;
 }
 
 static size_t draw_left(struct left *l, const struct judged *j, double temperature, const struct philox_key *key) {
@@ -178,11 +207,10 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
   double temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
   int greedy = temperature < 1e-30;
   size_t few = few_first(a, p, (size_t)a->cols);
-  if (a->force_exact || a->has_u || (a->support_ids.ptr && !few && !greedy)) {
+  if (a->force_exact || a->has_u) {
     return sample_whole(a, p, row, temperature, &key, scratch);
   }
   struct judged j;
-  struct left left;
   char *rest = scratch;
   if (!judge(&j, a, row, &rest)) {
     return -1;
@@ -195,10 +223,9 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
   if (few) {
     return (int64_t)sample_few(&j, a, p, row, few, temperature, &key, rest);
   }
-  if (!what_is_left(&left, &j, a, p, temperature, rest)) {
-    return sample_whole(a, p, row, temperature, &key, scratch);
-  }
-  return (int64_t)draw_left(&left, &j, temperature, &key);
+  struct left left = what_is_left(&j, a, p, temperature, rest);
+  return (int64_t)(left.wanted ? draw_from_all_left(&left, &j, a, row, temperature, &key, rest)
+                               : draw_left(&left, &j, temperature, &key));
 }
 
 static void sample(const struct sample_args *a, void *scratch) {

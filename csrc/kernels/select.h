@@ -110,7 +110,7 @@ INLINE uint64_t top_p_limit(double top_p, uint64_t total) { return top_p > 0.0 ?
 struct weighing {
   int by_mass;
   float max, inverse;
-  double top_p; /* by mass: the share of the total to reach */
+  double top_p; /* by mass, if above 0: the share of the total to reach */
 };
 
 INLINE void weigh16(uint64_t w[LANES], vf z, const struct weighing *how) {
@@ -197,8 +197,8 @@ static uint64_t sum_of(const uint64_t mass[DIGITS]) {
   return sum;
 }
 
-/* The prefix that ends with the first entry at which the running weight reaches limit: by count a given one, at least
-   1; by mass the share of the total that `how` names. */
+/* The prefix that ends with the first entry at which the running weight reaches a limit of at least 1: the one given,
+   or the share of the total that `how` names. */
 static struct prefix select_weight(const float *z, size_t n, uint64_t limit, const struct weighing *how,
                                    char *scratch) {
   uint64_t mass[DIGITS], w[LANES];
@@ -209,7 +209,7 @@ static struct prefix select_weight(const float *z, size_t n, uint64_t limit, con
   do {
     d = highest_digits(left, count, how->by_mass ? -INFINITY : NAN);
     add_masses(mass, left, count, &d, how);
-    if (left == z && how->by_mass) {
+    if (left == z && how->top_p > 0.0) {
       limit = top_p_limit(how->top_p, sum_of(mass));
     }
     gather_digit(&list, left, left == z ? NULL : list.id, count, &d, digit_reaching(mass, DIGITS, &limit));

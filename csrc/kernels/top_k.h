@@ -88,6 +88,11 @@ static void split_row(const struct judged *j, float t, size_t k, struct list *ab
   const vf bound = v_set1(t);
   for (size_t b = 0; b < j->blocks; b += LANES) {
     for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
+      expect_block(j, b + (size_t)__builtin_ctz(hits));
+    }
+  }
+  for (size_t b = 0; b < j->blocks; b += LANES) {
+    for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
       size_t block = b + (size_t)__builtin_ctz(hits);
       if (j->maxima[block] > t || equal->count < k) {
         float room[BLOCK];
@@ -99,6 +104,26 @@ static void split_row(const struct judged *j, float t, size_t k, struct list *ab
 
 enum { RANKED = 128 }; /* up to here counting ranks is the faster sort */
 
+/* How many of z[0..n) come before each of the sixteen from i on: what is greater, and the equal ones with a lower
+ * index. */
+static vf ranks16(const float *z, size_t n, size_t i) {
+  const vf one = v_set1(1.0f), mine = v_load(z + i);
+  vf rank = v_set1(0);
+  size_t j = 0;
+  for (; j < i; j++) {
+    rank = v_add(rank, v_keep(v_ge(v_set1(z[j]), mine), one));
+  }
+  for (; j < min_size(i + LANES, n); j++) {
+    vf other = v_set1(z[j]);
+    vm later = m_of_bits(0xfffeu << (j - i));
+    rank = v_add(rank, v_keep(m_or(v_gt(other, mine), m_and(v_eq(other, mine), later)), one));
+  }
+  for (; j < n; j++) {
+    rank = v_add(rank, v_keep(v_gt(v_set1(z[j]), mine), one));
+  }
+  return rank;
+}
+
 /* Descending, stable. Few: each entry's rank is counted. Many: radix by order key. */
 static void sort_list(struct list *list, struct list *spare) {
   size_t n = list->count;
@@ -106,18 +131,12 @@ static void sort_list(struct list *list, struct list *spare) {
     radix_sort(list->value, list->id, spare->value, spare->id, n);
     return;
   }
-  const vf one = v_set1(1.0f);
-  v_store(list->value + n, v_set1(NAN));
+  float rank[RANKED];
+  for (size_t i = 0; i < n; i += LANES) {
+    v_store(rank + i, ranks16(list->value, n, i));
+  }
   for (size_t i = 0; i < n; i++) {
-    const vf mine = v_set1(list->value[i]);
-    vf rank = v_set1(0);
-    for (size_t j = 0; j < n; j += LANES) {
-      vf other = v_load(list->value + j);
-      vm before = v_gt(other, mine), equal = v_eq(other, mine);
-      unsigned earlier = j + LANES <= i ? 0xffffu : j <= i ? (1u << (i - j)) - 1u : 0u;
-      rank = v_add(rank, v_keep(m_or(before, m_and(equal, m_of_bits(earlier))), one));
-    }
-    size_t r = (size_t)v_sum_across(rank);
+    size_t r = (size_t)rank[i];
     spare->value[r] = list->value[i];
     spare->id[r] = list->id[i];
   }
@@ -125,17 +144,47 @@ static void sort_list(struct list *list, struct list *spare) {
   memcpy(list->id, spare->id, n * sizeof *list->id);
 }
 
-/* The k first of a row whose maxima are known, in order. Needs k <= blocks. */
+/* All of a row, as a list with room for a vector behind it. */
+static struct list list_row(const struct judged *j, char **scratch) {
+  struct list all = list_in(scratch, j->blocks * BLOCK);
+  for (size_t b = 0; b < j->blocks; b++) {
+    float *to = all.value + b * BLOCK;
+    const float *z = block_of(j, b, to);
+    if (z != to) {
+      memcpy(to, z, BLOCK * sizeof *to);
+    }
+    for (size_t i = b * BLOCK; i < (b + 1) * BLOCK; i += LANES) {
+      u_store(all.id + i, ids_from(i));
+    }
+  }
+  all.count = j->n;
+  return all;
+}
+
+/* Of list, in id order, the k first and at most a few more: above what is sure to be among them, equal what ties at the
+   edge of it. */
+static void cut_list(struct list *list, size_t k, size_t enough, struct list *above, struct list *equal) {
+  for (size_t i = list->count; i < list->count + LANES; i++) { /* padded as bound_reached wants it */
+    list->value[i] = NAN;
+  }
+  split_list(list, bound_reached(list->value, list->count, k, enough), k, above, equal);
+}
+
+/* The k first of a row whose maxima are known, in order: candidates by a bound that at least k reach, which their
+   blocks' maxima tell if there are blocks enough, sorted and cut. */
 static struct list first_of(const struct judged *j, size_t k, char **scratch) {
-  struct list all = list_in(scratch, j->n), equal = list_in(scratch, k), spare = list_in(scratch, j->n);
-  float t = bound_reached(j->maxima, j->blocks, k, k + k / 4);
-  split_row(j, t, k, &all, &equal);
+  struct list all = list_in(scratch, j->n + k), equal = list_in(scratch, k), spare = list_in(scratch, j->n);
   size_t enough = k + k / 4 > RANKED ? k + k / 4 : RANKED;
-  if (all.count > enough) { /* t was low: blocks had more than one, or few blocks had any */
+  if (k > j->blocks) {
+    struct list row = list_row(j, scratch);
+    cut_list(&row, k, enough, &all, &equal);
+  } else {
+    split_row(j, bound_reached(j->maxima, j->blocks, k, k + k / 4), k, &all, &equal);
+  }
+  if (all.count > enough) { /* blocks had more than one, or few blocks had any */
     struct list above = spare;
     equal.count = 0;
-    v_store(all.value + all.count, v_set1(NAN));
-    split_list(&all, bound_reached(all.value, all.count, k, enough), k, &above, &equal);
+    cut_list(&all, k, enough, &above, &equal);
     spare = all;
     all = above;
   }
@@ -152,18 +201,7 @@ INLINE struct prefix last_of(const struct list *list) {
   return (struct prefix){list->value[list->count - 1], list->id[list->count - 1] + 1};
 }
 
-/* A row so short that it is sorted whole. */
-INLINE struct list top_k_of_all(const void *x, size_t n, int dtype, size_t k, char *scratch) {
-  struct list all = list_in(&scratch, n), spare = list_in(&scratch, n);
-  for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
-    append(&all, v, ids_from(i), v_eq(v, v)); /* a NaN is padding: rows that have one were turned away */
-  }
-  sort_list(&all, &spare);
-  all.count = k;
-  return all;
-}
-
+/* By radix, whatever the row: what the other way must agree with. */
 INLINE struct list top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch) {
   float *z = (float *)take(&scratch, (n + LANES) * sizeof *z);
   for (size_t i = 0; i < n; i += LANES) {
@@ -230,9 +268,7 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
       }
       continue;
     }
-    struct list first = n <= RANKED && !a->force_exact                  ? top_k_of_all(x, n, dtype, k, rest)
-                        : k > blocks || n > COUNTABLE || a->force_exact ? top_k_exact(x, n, dtype, k, rest)
-                                                                        : first_of(&row, k, &rest);
+    struct list first = a->force_exact || n > COUNTABLE ? top_k_exact(x, n, dtype, k, rest) : first_of(&row, k, &rest);
     put_list(values, ids, &first);
     *status = a->ties_all ? add_ties(x, n, dtype, values, ids, k, width) : a->k;
     for (size_t i = min_size((size_t)*status, width); i < width; i++) {

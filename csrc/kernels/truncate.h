@@ -32,9 +32,9 @@ static uint64_t total_weight(const struct row_state *s) {
   return w_total(acc);
 }
 
-/* The first k of z's order: by block maxima (top_k.h), or by radix when k exceeds the number of blocks. */
+/* The first k of z's order: by candidates (top_k.h), or by radix when forced. */
 static struct prefix first_k(struct row_state *s, size_t k) {
-  if (s->force_exact || k > (s->n + BLOCK - 1) / BLOCK) {
+  if (s->force_exact) {
     return select_count(s->z, s->n, k, s->scratch);
   }
   struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
@@ -76,10 +76,23 @@ INLINE float min_p_bound(double min_p, float max, double temperature) {
   return (double)rounded > bound ? key_value(order_key(rounded) - 1) : rounded;
 }
 
+/* By rough masses and a part of the row (nucleus.h), or by radix when forced. */
+static struct prefix nucleus_of(struct row_state *s, double top_p) {
+  if (s->force_exact) {
+    const struct weighing mass = {1, s->max, s->inverse, top_p};
+    return select_weight(s->z, s->n, 1, &mass, s->scratch);
+  }
+  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
+  int has_nan = 0;
+  find_maxima(&row, &has_nan);
+  row.max = s->max;
+  struct nucleus nucleus = whole_nucleus(&row, s->inverse, top_p);
+  return nucleus_prefix(&nucleus, s->scratch);
+}
+
 static void truncate_top_p(struct row_state *s, const struct sample_params *p, int ties_all) {
   if (p->top_p < 1.0) {
-    const struct weighing mass = {1, s->max, s->inverse, p->top_p};
-    with_min_keep(s, select_weight(s->z, s->n, 0, &mass, s->scratch), (size_t)p->min_keep, ties_all);
+    with_min_keep(s, nucleus_of(s, p->top_p), (size_t)p->min_keep, ties_all);
   }
 }
 

@@ -1,9 +1,20 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
 from ._dispatch import info, use, using
+from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .drawing import sample_from_probs, sample_n, verify
 from .errors import InvalidLogitsError
+from .filters import (
+    apply_bias,
+    apply_penalties,
+    apply_token_bitmask,
+    min_p_mask,
+    top_k_mask,
+    top_k_renorm,
+    top_p_mask,
+    top_p_renorm,
+)
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
 from .state import SampleState
@@ -16,16 +27,26 @@ __all__ = [
     "SamplingParams",
     "Stream",
     "Support",
+    "apply_bias",
+    "apply_penalties",
+    "apply_token_bitmask",
     "argmax",
+    "get_num_threads",
     "info",
     "log_softmax",
     "logsumexp",
+    "min_p_mask",
     "sample",
     "sample_from_probs",
     "sample_n",
     "scale",
+    "set_num_threads",
     "softmax",
     "top_k",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_mask",
+    "top_p_renorm",
     "tune",
     "use",
     "using",

@@ -16,6 +16,7 @@ cdef struct rows_t:
 cdef object logits_rows(object x, rows_t *r, str name)
 
 cpdef object as_array(object x, str name)
+cdef bint is_bfloat16(object dtype)
 
 cdef span whole(cnp.ndarray a)       # all of a C-contiguous array
 cdef span rows_span(rows_t *r)

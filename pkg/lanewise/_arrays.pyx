@@ -204,18 +204,19 @@ cdef bint is_direct(cnp.ndarray a, rows_t *r):
     return y + cnp.PyArray_NBYTES(a) <= x + min(reach, 0) or x + max(reach, 0) + width <= y
 
 
-# Where a kernel may write rows of float32: out itself, unless its elements are not adjacent or it overlaps the input
-# otherwise than as the same rows. Then an array of its own, to be copied to out afterwards.
+# Where a kernel may write rows: out itself, unless its elements are not adjacent or it overlaps the input otherwise than
+# as the same rows. Then an array of its own, to be copied to out afterwards.
 cdef cnp.ndarray target(cnp.ndarray out, rows_t *r):
     cdef int axis = cnp.PyArray_NDIM(out) - 1
     cdef int64_t stride = cnp.PyArray_STRIDE(out, 0) if axis else 0
     cdef char *x = <char *>r.ptr
     cdef char *y = <char *>cnp.PyArray_DATA(out)
-    cdef int64_t x_size = r.cols * (4 if r.dtype == DTYPE_F32 else 2), y_size = cnp.PyArray_DIM(out, axis) * 4
+    cdef int64_t x_item = 4 if r.dtype == DTYPE_F32 else 2, y_item = cnp.PyArray_ITEMSIZE(out)
+    cdef int64_t x_size = r.cols * x_item, y_size = cnp.PyArray_DIM(out, axis) * y_item
     cdef int64_t x_reach = (r.rows - 1) * r.stride, y_reach = (r.rows - 1) * stride
-    if cnp.PyArray_STRIDE(out, axis) != 4 and cnp.PyArray_DIM(out, axis) > 1 or not cnp.PyArray_ISALIGNED(out):
+    if cnp.PyArray_STRIDE(out, axis) != y_item and cnp.PyArray_DIM(out, axis) > 1 or not cnp.PyArray_ISALIGNED(out):
         return np.empty_like(out, order="C", subok=False)
-    if x == y and r.dtype == DTYPE_F32 and (stride == r.stride or r.rows == 1) and abs(stride) >= (x_size if axis else 0):
+    if x == y and x_item == y_item and (stride == r.stride or r.rows == 1) and abs(stride) >= (x_size if axis else 0):
         return out
     if (x + min(x_reach, 0) < y + max(y_reach, 0) + y_size) and (y + min(y_reach, 0) < x + max(x_reach, 0) + x_size):
         return np.empty_like(out, order="C", subok=False)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from . import _cpu, _ops
+from . import _cpu, _ops, _threads
 from ._isas import ISAS, Isa
 
 # Where a better ISA is known to lose: {(isa, operation): "measured on which chip, by how much"}.
@@ -190,6 +190,7 @@ def info() -> dict[str, Any]:
         "usable": tuple(isa for isa, reason in objections.items() if reason is None),
         "unusable": {isa: reason for isa, reason in objections.items() if reason is not None},
         "environment": os.environ.get("LANEWISE_ISA"),
+        "threads": _threads.get_num_threads(),
         "operations": {op: {"isa": bound[op], "why": why[op][1]} for op in _ops.NAMES},
     }
 

@@ -6,6 +6,8 @@ cdef extern from "ops.h":
     enum:
         OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample
         OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile
+        OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
+        OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
         OP_exp32, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_read_max, OP_read_exp, OP_copy
         OP_COUNT
@@ -60,14 +62,28 @@ cdef extern from "ops.h":
         double temperature
         uint64_t seed, key, step
 
+    struct filter_args:
+        span x, out, params, status
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, out_stride, ties_all, force_exact
+
+    struct edit_args:
+        span x, out, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, out_stride, out_dtype
+        int64_t mask_kind, mask_stride, mask_width, bias_dense, bias_stride
+
     struct noise_args:
         span out
         int64_t rows, first_row, cols, first, domain
         uint64_t seed, key, step
 
 
-# Runs `op` on the ISA it is bound to, without the GIL. args is the operation's struct.
-cdef int run(int op, const void *args, int64_t cols) except -1
+# Runs `op` on the ISA it is bound to, without the GIL, its rows shared among threads if they are work enough. args is
+# the operation's struct; row_work what a row costs, in elements that a maximum could read meanwhile (0: it reads them).
+cdef int run(int op, const void *args, int64_t cols, int64_t row_work=*) except -1
 
 # Whether operations that have a fast path are to take the exact one: a test's switch.
 cdef int64_t force_exact()

@@ -1,8 +1,14 @@
-# cython: language_level=3, freethreading_compatible=True
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """The table of operations: which are compiled, which may run here, which is bound, and how one is run."""
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pythread cimport *
+
+import os
 
 import numpy
+
+from lanewise import _threads
 
 
 cdef extern from "ops.h":
@@ -28,6 +34,13 @@ cdef extern from "host.h":
     lanewise_fp lanewise_enter_fp() nogil
     void lanewise_leave_fp(lanewise_fp saved) nogil
     void lanewise_run(lanewise_kernel kernel, const void *args, void *scratch) noexcept nogil
+    struct lanewise_shared:
+        lanewise_kernel kernel
+        const void *args
+        size_t args_size, rows_at
+        int64_t rows, first_row, grain
+    int lanewise_share(lanewise_shared *call, void *scratch) noexcept nogil
+    int lanewise_soon_done(lanewise_shared *call) noexcept nogil
     void *lanewise_scratch(size_t bytes) nogil
     void lanewise_time(lanewise_kernel kernel, const void *args, void *scratch, int64_t repeats, int64_t *out) noexcept nogil
 
@@ -178,6 +191,100 @@ cdef void *scratch_for(int op, int64_t cols) except NULL:
     return scratch
 
 
+# ---- threads ----
+
+# Work is counted in elements read. A call is shared from `crossover` on, in parts that are worth taking. Measured:
+# docs/threads.md.
+cdef enum:
+    CROSSOVER = 1_300_000
+    PARTS = 16  # of a call that is just worth it
+cdef double crossover = CROSSOVER
+
+
+def set_crossover(work=None):
+    """Test hook: the work from which calls are shared; None for what is measured."""
+    global crossover
+    crossover = CROSSOVER if work is None else work
+
+
+# Calls that are shared now.
+cdef extern from *:
+    """
+    static _Atomic int64_t calls;
+    static inline int64_t begin_call(void) { return atomic_fetch_add(&calls, 1); }
+    static inline void end_call(void) { atomic_fetch_sub(&calls, 1); }
+    static inline void forget_calls(void) { atomic_store(&calls, 0); }
+    """
+    int64_t begin_call() nogil
+    void end_call() nogil
+    void forget_calls() nogil
+
+
+def after_fork():
+    """No other thread, so no call either, has come along into the child."""
+    forget_calls()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=after_fork)
+
+
+@cython.internal
+cdef class Job:
+    """A shared call, as workers see it: calling it does rows until none are left."""
+    cdef lanewise_shared call
+    cdef size_t scratch_bytes
+    cdef PyThread_type_lock finished  # held until all rows are done
+
+    def __cinit__(self):
+        self.finished = PyThread_allocate_lock()
+        if self.finished == NULL:
+            raise MemoryError("no memory for a lock")
+        PyThread_acquire_lock(self.finished, NOWAIT_LOCK)
+
+    def __dealloc__(self):
+        if self.finished != NULL:
+            PyThread_free_lock(self.finished)
+
+    def __call__(self):
+        cdef void *scratch = lanewise_scratch(self.scratch_bytes)
+        if scratch != NULL:  # else the rows are left to the others
+            with nogil:
+                self.work(scratch)
+
+    cdef void work(self, void *scratch) noexcept nogil:
+        if lanewise_share(&self.call, scratch):
+            PyThread_release_lock(self.finished)
+
+
+cdef const int64_t *rows_of(int op, const void *args) noexcept:
+    """Where the struct has its `rows` and `first_row`."""
+    return <const int64_t *>(<const span *>args + span_counts[op])
+
+
+cdef int run_shared(int op, lanewise_kernel kernel, const void *args, int64_t cols, int64_t row_work,
+                    void *scratch) except -1:
+    cdef Job job = Job()
+    cdef lanewise_shared *call = &job.call
+    cdef int64_t others, parts
+    call.kernel, call.args, call.args_size = kernel, args, args_sizes[op]
+    call.rows_at = span_counts[op] * sizeof(span)
+    call.rows, call.first_row = rows_of(op, args)[0], rows_of(op, args)[1]
+    call.grain = max(1, <int64_t>(crossover / PARTS / row_work))
+    job.scratch_bytes = lanewise_scratch_bytes(op, cols)
+    parts = (call.rows + call.grain - 1) // call.grain
+    others = begin_call()
+    try:
+        _threads.recruit(job, parts - 1, others)
+    finally:  # whatever came between, a signal for instance: workers may be at it already
+        with nogil:
+            job.work(scratch)
+            if not lanewise_soon_done(call):
+                PyThread_acquire_lock(job.finished, WAIT_LOCK)
+        end_call()
+    return 0
+
+
 cdef object to_float32(object array):
     cdef lanewise_fp saved = lanewise_enter_fp()  # NumPy would round as the caller's mode says
     try:
@@ -187,15 +294,25 @@ cdef object to_float32(object array):
         lanewise_leave_fp(saved)
 
 
-cdef int run(int op, const void *args, int64_t cols) except -1:
+cdef int run(int op, const void *args, int64_t cols, int64_t row_work=0) except -1:
     cdef lanewise_kernel kernel = kernel_of(op)
-    if recorder is not None:
-        before = memory(op, args)
+    cdef int64_t rows = rows_of(op, args)[0]
     cdef void *scratch = scratch_for(op, cols)
+    row_work = row_work or cols + 200
+    if recorder is not None:
+        return run_recorded(op, kernel, args, scratch)
+    if rows > 1 and rows * <double>row_work >= crossover and _threads.get_num_threads() > 1:
+        return run_shared(op, kernel, args, cols, row_work, scratch)
     with nogil:
         lanewise_run(kernel, args, scratch)
-    if recorder is not None:
-        recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
+    return 0
+
+
+cdef int run_recorded(int op, lanewise_kernel kernel, const void *args, void *scratch) except -1:
+    before = memory(op, args)
+    with nogil:
+        lanewise_run(kernel, args, scratch)
+    recorder(NAMES[op], PyBytes_FromStringAndSize(<char *>args, args_sizes[op]), before, memory(op, args))
     return 0
 
 

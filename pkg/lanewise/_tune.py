@@ -19,7 +19,16 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "sample_n": {"n": 5, "seed": 1, "step": 0},
     "verify": {"token": 0, "seed": 1, "step": 0},
     "sample_from_probs": {"seed": 1, "step": 0},
+    "top_k_mask": {"k": 50},
+    "top_p_mask": {"p": 0.95},
+    "min_p_mask": {"min_p": 0.05},
+    "top_k_renorm": {"k": 50},
+    "top_p_renorm": {"p": 0.95},
+    "apply_penalties": {"repetition_penalty": 1.1, "prompt_ids": np.arange(256)[None]},
+    "apply_bias": {"bias": {0: -1.0}},
+    "apply_token_bitmask": {"mask": np.arange(SIZES[0]) % 3 == 0},
 }
+PROBABILITIES = ("top_k_renorm", "top_p_renorm")  # what they take instead of logits
 
 
 def tune(seconds: float = 0.4) -> list[dict[str, Any]]:
@@ -57,6 +66,7 @@ def time_all(op: str, size: int, names: tuple[str, ...], seconds: float) -> dict
     import lanewise
 
     x, settings, operation = realistic(size), SETTINGS.get(op, {}), getattr(lanewise, op)
+    x = lanewise.softmax(x) if op in PROBABILITIES else x
     out = operation(x, **settings)
 
     def sample(isa: str, calls: int) -> float:

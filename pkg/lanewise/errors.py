@@ -11,7 +11,7 @@ class InvalidLogitsError(ValueError):
     """Rows from which nothing can be chosen: a NaN or +inf among the allowed ids, or nothing allowed.
 
     Raised after every other row is done. `rows` are the numbers of the invalid rows, `tokens` the result with -1 in
-    them: an array, -1 for (V,) logits, top_k's ids.
+    them: an array, -1 for (V,) logits, top_k's ids; of functions that give rows, the rows, NaN there.
 
     >>> import numpy as np, lanewise
     >>> try:

@@ -7,7 +7,7 @@ What decides (arithmetic, noise, truncation, the draw) is here to the last bit, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -201,33 +201,56 @@ PRESETS = {
 }
 
 
-def processed(
+def apply_bias(row: F32, bias: Any) -> F32:
+    """The row plus a bias, {id: value} or dense; as in all edits, what is not named keeps its bits."""
+    if not isinstance(bias, dict):
+        bias = dict(enumerate(np.asarray(bias, np.float32)))
+    z = np.array(row, np.float32)
+    with np.errstate(all="ignore"):
+        for i, value in bias.items():
+            z[i] = _one_nan(z[i] + np.float32(value))
+    return z
+
+
+def apply_penalties(
     row: F32,
     *,
-    bias: dict[int, float] | None = None,
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
     prompt_ids: Sequence[int] = (),
     output_ids: Sequence[int] = (),
-    mask: NDArray[np.bool_] | None = None,
 ) -> F32:
-    """The row as it is judged: bias, penalties (each distinct id once), then the mask, in float32."""
-    z = np.asarray(row, np.float32) + np.float32(0)  # both zeros are one
+    """Each distinct id once: repetition over prompt and output, then frequency and presence over output."""
+    z = np.array(row, np.float32)
     repetition, frequency, presence = map(np.float32, (repetition_penalty, frequency_penalty, presence_penalty))
     with np.errstate(all="ignore"):
-        for i, value in (bias or {}).items():
-            z[i] += np.float32(value)
         for i in dict.fromkeys([*output_ids, *prompt_ids]):
             z[i] = z[i] / repetition if z[i] > 0 else z[i] * repetition
             if count := list(output_ids).count(i):
                 z[i] = z[i] - frequency * np.float32(count)
                 z[i] = z[i] - presence
-    if mask is not None:
-        allowed = np.zeros(len(z), bool)
-        allowed[: len(mask)] = mask[: len(z)]
-        z[~allowed] = -np.inf
+            z[i] = _one_nan(z[i])
     return z
+
+
+def apply_token_bitmask(row: F32, mask: NDArray[np.bool_]) -> F32:
+    """-inf where the mask, True = allowed, is False or ends."""
+    allowed = np.zeros(len(row), bool)
+    allowed[: len(mask)] = mask[: len(row)]
+    return np.where(allowed, np.asarray(row, np.float32), np.float32(-np.inf))
+
+
+def _one_nan(x: np.float32) -> np.float32:
+    return np.float32(np.nan) if np.isnan(x) else x
+
+
+def processed(
+    row: F32, *, bias: dict[int, float] | None = None, mask: NDArray[np.bool_] | None = None, **penalties: Any
+) -> F32:
+    """The row as it is judged: bias, penalties, then the mask, in float32."""
+    z = apply_penalties(apply_bias(row + np.float32(0), bias or {}), **penalties)  # both zeros are one
+    return z if mask is None else apply_token_bitmask(z, mask)
 
 
 def _y(z: F32, top: np.float32, inverse: np.float32) -> F32:
@@ -239,6 +262,16 @@ def _with_ties(z: F32, order: NDArray[np.intp], kept: int, ties: str) -> int:
     if ties == "all":
         while kept < len(order) and z[order[kept]] == z[order[kept - 1]]:
             kept += 1
+    return kept
+
+
+def _reaching(w: Sequence[int], top_p: float) -> int:
+    """How many of these weights are needed until those before the next reach the share top_p of them all."""
+    limit = math.ceil(Fraction(top_p) * sum(w)) if top_p > 0 else 1
+    before = kept = 0
+    while kept < len(w) and before < limit:
+        before += w[kept]
+        kept += 1
     return kept
 
 
@@ -274,12 +307,7 @@ def support(
         elif step == "top_k" and top_k > 0 and max(top_k, min_keep) < len(z):
             kept = _with_ties(z, order, min(len(order), max(top_k, min_keep)), ties)
         elif step == "top_p" and top_p < 1:
-            w = [int(v) for v in weights(exp32(_y(z[order], top, inverse)))]
-            limit = math.ceil(Fraction(top_p) * sum(w)) if top_p > 0 else 1
-            before = kept = 0
-            while kept < len(order) and before < limit:
-                before += w[kept]
-                kept += 1
+            kept = _reaching(weights(exp32(_y(z[order], top, inverse))).tolist(), top_p)
             kept = max(_with_ties(z, order, kept, ties), min(min_keep, len(order)))
         elif step == "min_p" and min_p > 0:
             least = _round_down(float(top) + current * float(log64(max(min_p, 2.2250738585072014e-308))))
@@ -444,3 +472,50 @@ def draw_tile(
     hi, lo = scores(z + np.float32(0), ids, temperature, seed=seed, key=key, step=step)
     best = np.lexsort((ids, -lo, -hi))[0]
     return float(hi[best]), float(lo[best]), int(ids[best])
+
+
+# ---- one truncation alone ----
+
+
+def _masked(row: F32, **truncation: Any) -> F32:
+    row = np.asarray(row, np.float32)
+    out = np.full_like(row, -np.inf if argmax(row) >= 0 else np.nan)
+    if argmax(row) >= 0:
+        kept = support(row, **truncation)
+        out[kept] = row[kept]
+    return out
+
+
+def top_k_mask(row: F32, k: int, *, min_keep: int = 1, ties: str = "lowest") -> F32:
+    """The row, -inf where it is not kept; all NaN if it is invalid."""
+    return _masked(row, top_k=k, min_keep=min_keep, ties=ties)
+
+
+def top_p_mask(row: F32, p: float, *, temperature: float = 1.0, min_keep: int = 1, ties: str = "lowest") -> F32:
+    return _masked(row, top_p=p, temperature=temperature, min_keep=min_keep, ties=ties)
+
+
+def min_p_mask(row: F32, min_p: float, *, temperature: float = 1.0, min_keep: int = 1) -> F32:
+    return _masked(row, min_p=min_p, temperature=temperature, min_keep=min_keep)
+
+
+def _renormed(row: F32, kept: Callable[[NDArray[np.intp], F32], int], ties: str) -> F32:
+    if not (row.min() >= 0 and 0 < row.max() < np.inf):
+        return np.full_like(row, np.nan)
+    shares, order = row / row.max(), descending(row)
+    ids = order[: _with_ties(row, order, kept(order, shares), ties)]
+    out = np.zeros_like(row)
+    out[ids] = shares[ids] * np.float32(WEIGHT_ONE / int(weights(shares[ids]).sum()))
+    return out
+
+
+def top_k_renorm(row: F32, k: int, *, ties: str = "lowest") -> F32:
+    """What is kept of a row of probabilities, over its sum, 0 elsewhere; all NaN if it is invalid."""
+    return _renormed(row, lambda order, shares: k if 0 < k < len(row) else len(row), ties)
+
+
+def top_p_renorm(row: F32, p: float, *, ties: str = "lowest") -> F32:
+    def kept(order: NDArray[np.intp], shares: F32) -> int:
+        return _reaching(weights(shares[order]).tolist(), p) if p < 1 else len(row)
+
+    return _renormed(row, kept, ties)

@@ -126,7 +126,7 @@ cdef tuple run_top_k(top_k_args *a, int64_t width, bint single, object out):
         status = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
         entries = <int64_t *>cnp.PyArray_DATA(<cnp.ndarray>status)
     a.status.ptr, a.status.bytes = entries, a.rows * sizeof(int64_t)
-    run(OP_top_k, a, a.cols)
+    run(OP_top_k, a, a.cols, 2 * a.cols + 20000)
     for i in range(a.rows):
         if entries[i] < 0:
             return values, ids, -1
@@ -201,13 +201,13 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
         a.support_ids, a.support_logprobs, a.support_counts = whole(room[0]), whole(room[1]), whole(room[2])
     if rng is None:
         fill_draw(p, &r, seed, step, keys, u, rng)
-        run(OP_sample, &a, r.cols)
+        run(OP_sample, &a, r.cols, 2 * r.cols + 20000)
     else:
         if not isinstance(rng, Stream):
             raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
         with rng:
             fill_draw(p, &r, seed, step, keys, u, rng)
-            run(OP_sample, &a, r.cols)
+            run(OP_sample, &a, r.cols, 2 * r.cols + 20000)
             rng.step += 1
     if tokens is None:
         if token < 0 and on_invalid == "raise":

@@ -47,7 +47,7 @@ cdef object map_rows(int op, object x, object temperature, object axis, object o
         a.out_stride = 0 if r.single else cnp.PyArray_STRIDE(written, 0)
     a.x, a.out = rows_span(&r), whole(written)
     a.rows, a.first_row, a.cols, a.dtype, a.x_stride = r.rows, 0, r.cols, r.dtype, r.stride
-    run(op, &a, r.cols)
+    run(op, &a, r.cols, 6 * r.cols + 1000)  # an exp for each
     if written is not result:
         result[...] = written
     return result[()] if out is None and reduces and r.single else result
