@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import lanewise
-from lanewise import InvalidLogitsError, SamplingParams, Stream, reference
+from lanewise import InvalidLogitsError, SamplingParams, Stream, _dispatch, reference
 
 from laws import chi_square
 
 DRAWS = 20000
-rng = np.random.default_rng(8)
-LOGITS = (rng.standard_normal(300) * 1.5).astype(np.float32)
+_RNG = np.random.default_rng(8)
+LOGITS = (_RNG.standard_normal(300) * 1.5).astype(np.float32)
 PROBS = np.exp(LOGITS) * np.float32(7)  # sums to nothing in particular
-ROWS = (rng.standard_normal((6, 5000)) * 2).astype(np.float32)
+ROWS = (_RNG.standard_normal((6, 5000)) * 2).astype(np.float32)
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.7, "top_k": 40, "top_p": 0.9},
@@ -217,3 +217,44 @@ def test_a_row_without_columns_or_with_too_many_is_an_error() -> None:
         assert call(np.empty((0, 4), np.float32)).shape[0] == 0
     with pytest.raises(ValueError, match="out is for"):
         lanewise.sample_from_probs(PROBS, out=np.empty((), np.int64))
+
+
+# ---- at length ----
+
+
+@pytest.mark.slow
+def test_random_rows_are_the_reference() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(3000):
+        n = int(rng.choice([1, 2, 17, 64, 65, 100, 1000, 5000, 20000]))
+        row = (rng.standard_normal(n) * rng.choice([0.01, 1, 5, 50])).astype(np.float32)
+        row = np.round(row) if rng.random() < 0.4 else row
+        row[rng.random(n) < rng.choice([0, 0, 0.5, 0.99])] = -np.inf
+        noise = {"seed": int(rng.integers(2**63)), "step": int(rng.integers(2**32))}
+        how = {
+            "temperature": float(rng.choice([0, 0.1, 0.7, 1, 1.5, 1e-20, 1e31])),
+            "top_k": int(rng.choice([0, 0, 1, 3, 50, n, n - 1])),
+            "top_p": float(rng.choice([1, 1, 0, 0.1, 0.5, 0.9, 0.999])),
+            "min_p": float(rng.choice([0, 0, 0.01, 0.1, 1])),
+            "min_keep": int(rng.choice([1, 1, 3])),
+            "ties": str(rng.choice(["lowest", "all"])),
+            "preset": str(rng.choice(list(reference.PRESETS))),
+        }
+        k, token, u = int(rng.choice([1, min(n, 17), min(n, 300)])), int(rng.integers(n)), float(rng.random())
+        with np.errstate(all="ignore"):
+            probs = np.nan_to_num(np.exp(row - row.max()) * np.float32(rng.choice([1, 1e-30, 1e-40, 1e38])))
+        want = [
+            reference.sample_n(row, k, **how, **noise),
+            reference.verify(row, token, **how, **noise),
+            reference.sample_from_probs(probs, n=k, **noise),
+            *reference.sample_from_probs(probs, u=u),
+        ]
+        for isa in _dispatch.runnable():
+            with lanewise.using(isa):
+                got = [
+                    lanewise.sample_n(row, k, **how, **noise, on_invalid="mark").tolist(),
+                    lanewise.verify(row, token=token, **how, **noise, on_invalid="mark"),
+                    lanewise.sample_from_probs(probs, n=k, **noise, on_invalid="mark").tolist(),
+                    lanewise.sample_from_probs(probs, u=u, on_invalid="mark"),
+                ]
+            assert repr(got) == repr(want), (isa, n, how)
