@@ -346,6 +346,10 @@ def probs_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
     return {"ids": ids if "n" in settings else ids[:, 0]}
 
 
+def tile_rows(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    return rows(ANY)(rng, n, dtype)
+
+
 def tile_settings(n: int) -> list[dict[str, Any]]:
     return [
         {"first_id": first, "temperature": t, "seed": 2, "step": 1, "key": 9}
@@ -383,7 +387,7 @@ CHOICES = [
     ),
     Case("verify", rows(ANY), without_u, run_verify, verify_reference),
     Case("sample_from_probs", probs_of(ANY), probs_settings, run_probs, probs_reference),
-    Case("draw_tile", rows(ANY), tile_settings, tiles(lanewise.drawing.draw_tile), tiles(reference.draw_tile)),
+    Case("draw_tile", tile_rows, tile_settings, tiles(lanewise.drawing.draw_tile), tiles(reference.draw_tile)),
 ]
 
 

@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "apply_bias": {"bias": {0: -1.0}},
     "apply_token_bitmask": {"mask": np.arange(SIZES[0]) % 3 == 0},
 }
-PROBABILITIES = ("top_k_renorm", "top_p_renorm")  # what they take instead of logits
+PROBABILITIES = ("sample_from_probs", "top_k_renorm", "top_p_renorm")  # what they take instead of logits
 
 
 def tune(seconds: float = 0.4) -> list[dict[str, Any]]:
