@@ -7,7 +7,6 @@ PIP = $(PY) -m pip install -q --disable-pip-version-check
 SOURCES = setup.py pyproject.toml $(wildcard csrc/* csrc/kernels/* pkg/lanewise/*.pyx pkg/lanewise/*.pxd)
 COMPILED = $(patsubst pkg/lanewise/%.pyx,lanewise.%,$(wildcard pkg/lanewise/*.pyx))
 LINTERS = ruff==0.17.6 mypy==2.4.1 clang-format==20.1.8
-PEERS = scipy onnx onnxruntime matplotlib
 
 all: test
 
@@ -20,15 +19,15 @@ $(VENV)/linters: Makefile $(VENV)/built
 	$(PIP) $(LINTERS)
 	touch $@
 
-$(VENV)/peers: Makefile $(VENV)/built
-	$(PIP) $(PEERS)
+$(VENV)/peers: pyproject.toml $(VENV)/built
+	$(PIP) -e ".[bench]"
 	touch $@
 
 demo: $(VENV)/built
 	$(PY) -m lanewise demo
 
 bench: $(VENV)/peers
-	$(PY) -m bench
+	$(PY) -m bench && $(PY) -m bench --peers
 
 test: $(VENV)/built
 	$(PY) -m pytest -m "not slow"

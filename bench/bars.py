@@ -1,75 +1,225 @@
-"""The bars: what must hold on one thread, on hot rows, through the Python call."""
+"""The bars: what must hold on one thread, through the Python call, on hot rows if nothing else is said."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import lanewise
-from lanewise._measure import OPERATIONS, SETTINGS, Operation, clock, compare, sampling
+from lanewise import reference
+from lanewise._measure import BY_NAME, PIPELINE, SETTINGS, Operation, Ready, clock, compare, row, sampling, writing
 from lanewise._rows import KINDS, real_rows
 
-from . import peers
+from . import peers, readme
+from .report import View, grid
+from .table import VOCABS, made
 
-BY_NAME = {operation.name: operation for operation in OPERATIONS}
-TOP_K = BY_NAME["top_k, k = 50"]
-TAKE_OUT = "softmax", "log_softmax", "logsumexp", "scale", "top_k, k = 5"
-SAMPLING = [operation for operation in OPERATIONS if operation.name.startswith("sample")] + [
-    sampling(", ".join(f"{name} {value}" for name, value in setting.items()), setting)
-    for setting in (
-        {"top_p": 0.5},
-        {"top_p": 0.99},
-        {"top_k": 1000},
-        {"temperature": 1.5, "top_p": 0.95},
-        {"top_k": 50, "min_p": 0.02, "repetition_penalty": 1.1},
-    )
-]
+F1, F2, F3 = "F1", "F2", "F3"
+SMALL, LARGE = 32000, 128256
+ANY, SORTED = tuple(KINDS), ("ascending", "descending")
+TOP_K = SETTINGS["T 0.8, top-k 50, top-p 0.9"]
+MASSES = 0.5, 0.9, 0.95, 0.99
 
 
 class Bar(NamedTuple):
+    """At most so many times the floors, at each vocabulary size: the worst of the ways on the worst kind of rows."""
+
+    what: str
+    floors: tuple[str, ...]
+    limits: dict[int, float]
+    ways: Mapping[str, Ready]
+    kinds: Sequence[str] = ("realistic",)
+    state: str = "hot"
+    average: Callable[[np.ndarray], Any] = np.median
+
+
+class Beside(NamedTuple):
+    """At least so many times as fast as a library."""
+
+    operation: str
+    peer: str
+    least: dict[int, float]
+    theirs: str = ""  # the library's operation, if it is another
+
+
+def draw(**setting: Any) -> Ready:
+    return sampling("", setting).lanewise
+
+
+def one(name: str) -> dict[str, Ready]:
+    return {name: BY_NAME[name].lanewise}
+
+
+def words(allowed: np.ndarray) -> np.ndarray:
+    """A mask as grammar engines have it: bit j of word w allows id 32w+j."""
+    bits = np.zeros(-(-allowed.size // 32) * 32, bool)
+    bits[: allowed.size] = allowed
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def masked(allowed: Callable[[int], np.ndarray]) -> Ready:
+    return lambda vocab: draw(**TOP_K, mask=words(allowed(vocab)))(vocab)
+
+
+def clustered(vocab: int) -> np.ndarray:
+    """One in a hundred, in eight runs."""
+    return np.arange(vocab) % (vocab // 8) < vocab // 800
+
+
+def random(share: float, vocab: int) -> np.ndarray:
+    return np.random.default_rng(0).random(vocab) < share
+
+
+BARS = (
+    Bar("softmax", (F2, F3), {SMALL: 1.3, LARGE: 1.3}, one("softmax")),
+    Bar("log_softmax", (F2, F3), {SMALL: 1.35, LARGE: 1.35}, one("log_softmax")),
+    Bar("logsumexp", (F2,), {SMALL: 1.3, LARGE: 1.3}, one("logsumexp")),
+    Bar("top_k, k = 50", (F1,), {SMALL: 4.5, LARGE: 2}, one("top_k, k = 50")),
+    Bar("top_k, k = 50, any row", (F1,), {LARGE: 8}, one("top_k, k = 50"), ANY),
+    Bar(
+        "sample, any setting and row",
+        (F2,),
+        {SMALL: 12, LARGE: 12},
+        {
+            **{name: draw(**setting) for name, setting in SETTINGS.items()},
+            "full pipeline": draw(**PIPELINE),
+            "top-p 0.5": draw(top_p=0.5),
+            "top-p 0.99": draw(top_p=0.99),
+            "top-k 1000": draw(top_k=1000),
+            "T 1.5, top-p 0.95": draw(temperature=1.5, top_p=0.95),
+            "top-k 50, min-p 0.02, penalty": draw(top_k=50, min_p=0.02, repetition_penalty=1.1),
+        },
+        ANY,
+    ),
+    Bar("T, top-k 50, top-p 0.9", (F1,), {SMALL: 4.5, LARGE: 1.8}, {"": draw(**TOP_K)}),
+    Bar("the same, 512 penalised ids", (F1,), {SMALL: 7, LARGE: 2.3}, {"": draw(**PIPELINE)}),
+    Bar("the same, ties", (F1,), {LARGE: 6}, {"": draw(**TOP_K)}, ("ties", "half ties")),
+    Bar("the same, sorted or flat", (F1,), {LARGE: 6}, {"": draw(**TOP_K)}, (*SORTED, "flat")),
+    Bar("the same, mask of 1 %, clustered", (F1,), {LARGE: 2.2}, {"": masked(clustered)}),
+    Bar(
+        "the same, mask of random 1 to 90 %",
+        (F1,),
+        {LARGE: 3},
+        {f"{share:.0%}": masked(partial(random, share)) for share in (0.01, 0.1, 0.5, 0.9)},
+    ),
+    Bar("T alone", (F1,), {SMALL: 3.5, LARGE: 1.8}, {"": draw(temperature=0.8)}),
+    Bar(
+        "T, top-p 0.9, realistic or peaked",
+        (F2,),
+        {SMALL: 0.7, LARGE: 0.7},
+        {"": draw(temperature=0.8, top_p=0.9)},
+        ("realistic", "peaked"),
+    ),
+    Bar(
+        "top-p 0.5 to 0.99, any row",
+        (F2,),
+        dict.fromkeys(VOCABS, 3),
+        {f"{p}": draw(top_p=p) for p in MASSES},
+        ANY,
+        average=np.mean,
+    ),
+    Bar(
+        "the same, return_support",
+        (F2,),
+        dict.fromkeys(VOCABS, 6),
+        {f"{p}": draw(top_p=p, return_support=True) for p in MASSES},
+        ANY,
+        average=np.mean,
+    ),
+    Bar(
+        "the same, top_p_mask",
+        (F2,),
+        dict.fromkeys(VOCABS, 6),
+        {f"{p}": writing(partial(lanewise.top_p_mask, p=p), row) for p in MASSES},
+        ANY,
+        average=np.mean,
+    ),
+    Bar("T, min-p 0.05", (F1,), {SMALL: 4, LARGE: 1.8}, {"": draw(temperature=0.8, min_p=0.05)}),
+    Bar(
+        "logprobs: chosen, top 20, rank",
+        (F2,),
+        {SMALL: 1.7, LARGE: 1.7},
+        one("logprobs, top 20"),
+    ),
+    Bar("T, top-k 50, top-p 0.9, cold", (F1,), {LARGE: 1.25}, {"": draw(**TOP_K)}, state="cold"),
+)
+
+BESIDE = (
+    Beside("softmax", "onnxruntime", {SMALL: 1, LARGE: 1}),
+    Beside("log_softmax", "onnxruntime", {SMALL: 1, LARGE: 1}, theirs="softmax"),
+    Beside("sample: full pipeline", "onnxruntime-genai", {LARGE: 8}),
+    Beside("sample: full pipeline", "llama.cpp", {LARGE: 40}),
+    Beside("sample: full pipeline", "torch", {LARGE: 25}),
+    Beside("sample: full pipeline", "transformers", {LARGE: 500}),
+    Beside("sample: T 0.7", "torch.multinomial", {LARGE: 200}),
+    Beside("sample: T 0.7", "torch", {LARGE: 20}),  # cumsum and searchsorted
+)
+
+
+class Row(NamedTuple):
     what: str
     vocab: int
     measured: float
     limit: float
     unit: str
     note: str
+    at_least: bool = False
 
-    def __str__(self) -> str:
-        verdict = "PASS" if self.measured <= self.limit else "over"
-        bar = f"{self.measured:7.2f}  <= {self.limit:<4g} {self.unit:<9}"
-        return f"{verdict}  {self.what:<38} {self.vocab:>7,} {bar} {self.note}"
-
-
-def made(kind: str, vocab: int, seeds: int) -> list[np.ndarray]:
-    return [KINDS[kind](vocab, np.random.default_rng(seed)) for seed in range(seeds)]
+    @property
+    def verdict(self) -> str:
+        return "PASS" if (self.measured >= self.limit if self.at_least else self.measured <= self.limit) else "over"
 
 
-def over_floor(operation: Operation, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
-    took = compare(operation.floors, {"": operation.lanewise}, rows, seconds=seconds)
-    return took.over_floor(""), f"{took.microseconds(''):.1f} us"
+# ---- times the floors ----
 
 
-def worst(operations: Sequence[Operation], vocab: int, seconds: float) -> tuple[float, str]:
-    """Over all kinds of rows: a short look at each, and a long one at the three that look worst."""
-    rows = {kind: made(kind, vocab, 4) for kind in KINDS}
-
-    def times(case: tuple[Operation, str], seconds: float) -> tuple[float, str]:
-        operation, kind = case
-        found, us = over_floor(operation, rows[kind], seconds)
-        return found, f"{us}, {kind}" + operation.name.replace("sample: ", ", ") * (len(operations) > 1)
-
-    cases = sorted(itertools.product(operations, rows), key=lambda case: times(case, seconds / 10))
-    return max(times(case, seconds) for case in cases[-3:])
+def over_floors(bar: Bar, vocab: int, case: tuple[str, str], seeds: int, seconds: float) -> tuple[float, str]:
+    way, kind = case
+    took = compare(
+        bar.floors, {way: bar.ways[way]}, made(kind, vocab, seeds), state=bar.state, seconds=seconds, least=seeds
+    )
+    named = [way] * (len(bar.ways) > 1) + [kind] * (len(bar.kinds) > 1)
+    return took.over_floor(way, bar.average), ", ".join([f"{took.microseconds(way):.1f} us", *named])
 
 
-def beside_onnxruntime(name: str, rows: Sequence[np.ndarray], seconds: float) -> tuple[float, str]:
-    ways = {name: BY_NAME[name].lanewise, "its": peers.onnxruntime()["softmax"]}
-    took = compare((), ways, rows, seconds=seconds)
-    return took.ratio(name, to="its"), f"{took.microseconds(name):.1f} us, its {took.microseconds('its'):.1f} us"
+def worst(bar: Bar, vocab: int, quick: bool) -> tuple[float, str]:
+    """Of many, a short look at each, and a long one at the three that look worst."""
+    look, short = partial(over_floors, bar, vocab), (2, 0.0) if quick else (8, 0.02)
+    cases = list(itertools.product(bar.ways, bar.kinds))
+    if len(cases) > 3:
+        cases = sorted(cases, key=lambda case: look(case, *short))[-3:]
+    return max(look(case, *(short if quick else (64, 1.0))) for case in cases)
+
+
+# ---- beside a library ----
+
+
+def faster(bar: Beside, vocab: int, quick: bool) -> tuple[float, str]:
+    theirs = peers.ways(BY_NAME[bar.theirs or bar.operation])[bar.peer]
+    ways = {"ours": BY_NAME[bar.operation].lanewise, "theirs": theirs}
+    took = compare((), ways, made("realistic", vocab, 2 if quick else 64), seconds=0.0 if quick else 1.0, least=64)
+    return took.ratio(
+        "theirs", to="ours"
+    ), f"{took.microseconds('ours'):.1f} us, its {took.microseconds('theirs'):.1f} us"
+
+
+# ---- the rest ----
+
+
+def batch(quick: bool) -> Iterator[Row]:
+    rows, vocab, turns = (4, 4096, 2) if quick else (readme.ROWS, readme.VOCAB, 25)
+    took = readme.times(readme.own(rows, vocab), rows, vocab, turns)
+    for what, read, cores, limit in (
+        ("lanewise", "reading it once", "one core", 1.3),
+        ("lanewise, two cores", "reading it, two cores", "two cores", 1.15),
+    ):
+        over = float(np.median(took[what] / took[read]))
+        note = f"{np.median(took[what]) / 1e6:.2f} ms, {read} {np.median(took[read]) / 1e6:.2f} ms"
+        yield Row(f"{rows} rows, cold, full, {cores}", vocab, over, limit, "x the read", note)
 
 
 def small_call(operation: Operation) -> float:
@@ -83,7 +233,13 @@ def small_call(operation: Operation) -> float:
     return float(np.median([clock(thousand, x) for _ in range(15)])) / 1e6
 
 
-def differing() -> tuple[int, str]:
+def small_calls() -> Row:
+    names = "softmax", "log_softmax", "logsumexp", "scale", "top_k, k = 5"
+    slowest, name = max((small_call(BY_NAME[name]), name) for name in names)
+    return Row("a call on 16 elements with out=", 16, slowest, 2, "us", name)
+
+
+def differing() -> Row:
     """Tokens that are not what their row gave alone on the best ISA: on every ISA, in a batch, in another order."""
     rows = np.stack([row.logits for row in real_rows()]).astype(np.float32)
     order = np.arange(len(rows))[::-1]
@@ -96,27 +252,64 @@ def differing() -> tuple[int, str]:
                 alone = [one(row, keys=[key]) for key, row in enumerate(rows)]
                 tokens.append((alone, batch(rows), np.array(batch(rows[order], keys=order))[order]))
     ways = np.array(tokens).reshape(len(SETTINGS), -1, len(rows))
-    return int(np.sum(ways != ways[:, :1])), f"of {ways.size}"
+    return Row(
+        "tokens that differ: ISA, batch, order", 49152, int(np.sum(ways != ways[:, :1])), 0, "tokens", f"of {ways.size}"
+    )
 
 
-def measured(vocabs: Sequence[int], seconds: float) -> Iterator[Bar]:
-    for vocab in vocabs:
-        rows = made("realistic", vocab, 16)
-        found = partial(over_floor, rows=rows, seconds=seconds)
-        for name, limit in (("softmax", 1.3), ("log_softmax", 1.35)):
-            yield bar(name, vocab, limit, "x (F2+F3)", found(BY_NAME[name]))
-            if "onnxruntime" in peers.installed():
-                ratio = beside_onnxruntime(name, rows, seconds)
-                yield bar(f"{name} / onnxruntime's softmax", vocab, 1.0, "x", ratio)
-        yield bar("logsumexp", vocab, 1.3, "x F2", found(BY_NAME["logsumexp"]))
-        yield bar("top_k, k = 50, realistic", vocab, 4.5 if vocab <= 32000 else 2.0, "x F1", found(TOP_K))
-    yield bar("top_k, k = 50, any distribution", vocabs[-1], 8.0, "x F1", worst([TOP_K], vocabs[-1], seconds))
-    for vocab in vocabs:
-        yield bar("sample, any setting and distribution", vocab, 12.0, "x F2", worst(SAMPLING, vocab, seconds))
-    slowest = max((small_call(BY_NAME[name]), name) for name in TAKE_OUT)
-    yield bar("a call on 16 elements with out=", 16, 2.0, "us", slowest)
-    yield bar("tokens that differ: ISA, batch, order", 49152, 0, "tokens", differing())
+def wrong_sets(vocab: int) -> Row:
+    """Nuclei that are not those of the reference, in exact integers."""
+    wrong, cases = 0, list(itertools.product(ANY, MASSES))
+    for kind, p in cases:
+        (x,) = made(kind, vocab, 1)
+        kept = np.sort(reference.support(x, top_p=p))
+        _, support = lanewise.sample(x, top_p=p, return_support=True, seed=0, step=0)
+        wrong += not np.array_equal(np.sort(support.ids), kept)
+        wrong += not np.array_equal(np.flatnonzero(lanewise.top_p_mask(x, p) > -np.inf), kept)
+    return Row("wrong sets: return_support, top_p_mask", vocab, wrong, 0, "sets", f"of {len(cases)} rows")
 
 
-def bar(what: str, vocab: int, limit: float, unit: str, found: tuple[float, str]) -> Bar:
-    return Bar(what, vocab, found[0], limit, unit, found[1])
+def measured(quick: bool) -> Iterator[Row]:
+    for bar in BARS:
+        for vocab, limit in bar.limits.items():
+            unit = f"x ({'+'.join(bar.floors)})" if len(bar.floors) > 1 else f"x {bar.floors[0]}"
+            size = 4096 if quick else vocab
+            found, note = worst(bar, size, quick)
+            yield Row(bar.what, size, found, limit, unit, note)
+    for beside in BESIDE:
+        for vocab, least in beside.least.items() if beside.peer in peers.installed() else ():
+            size = 4096 if quick else vocab
+            found, note = faster(beside, size, quick)
+            yield Row(f"{beside.operation} / {beside.peer}", size, found, least, "x as fast", note, at_least=True)
+    yield from batch(quick)
+    yield small_calls()
+    yield from (wrong_sets(vocab) for vocab in ((4096,) if quick else VOCABS))
+    yield differing()
+
+
+def line(row: Row) -> str:
+    sign = ">=" if row.at_least else "<="
+    bar = f"{row.measured:7.2f}  {sign} {row.limit:<4g} {row.unit:<10}"
+    return f"{row.verdict}  {row.what:<42} {row.vocab:>7,} {bar} {row.note}"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    headings = "what", "V", "measured", "bar", "", "", ""
+    return grid(
+        headings,
+        [
+            [
+                row.what,
+                f"{row.vocab:,}",
+                f"{row.measured:.2f}",
+                f"{'at least' if row.at_least else 'at most'} {row.limit:g}",
+                row.unit,
+                row.verdict,
+                row.note,
+            ]
+            for row in rows
+        ],
+    )
+
+
+VIEW = View("The bars", "the bars: measured, limit, PASS or over", Row, measured, "", line, markdown)

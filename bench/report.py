@@ -1,87 +1,102 @@
-"""What is left of a run: a summary to read, a JSON file of everything, and a plot."""
+"""A view is a table that is measured: printed line by line, saved as JSON, plotted, and rendered as Markdown."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 import lanewise
-from lanewise._measure import Cell, beside
+
+from . import peers
+
+PLOT = "performance-{}.png"
+
+
+class View(NamedTuple):
+    title: str
+    about: str
+    row: Callable[..., Any]  # the NamedTuple of a row
+    measured: Callable[[bool], Iterator[Any]]  # of `quick`
+    heading: str
+    line: Callable[[Any], str]
+    markdown: Callable[[Sequence[Any]], str]
+    plot: Callable[[Sequence[Any], Path], None] | None = None
+
+
+def run(name: str, view: View, folder: Path, quick: bool) -> None:
+    print(view.heading)
+    rows = []
+    for row in view.measured(quick):
+        rows.append(row)
+        print(view.line(row), flush=True)
+    notes = peers.absent()
+    if notes:
+        print(f"\n{notes}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    content = {
+        "machine": {"quick": "run, so no figures"} if quick else machine(),
+        "notes": notes,
+        "rows": [row._asdict() for row in rows],
+    }
+    path.write_text(json.dumps(content, indent=1))
+    print(f"\n{path}")
+    if view.plot and find_spec("matplotlib"):
+        view.plot(rows, path.with_suffix(".png"))
+        print(path.with_suffix(".png"))
 
 
 def machine() -> dict[str, Any]:
     import cpuinfo
 
-    return {
+    found = {
         "cpu": cpuinfo.get_cpu_info().get("brand_raw", platform.processor()),
         "isas": lanewise.info()["usable"],
         "python": sys.version.split()[0],
-        "numpy": np.__version__,
         "lanewise": lanewise.__version__,
         "at": time.strftime("%Y-%m-%d %H:%M"),
     }
+    for package in ("numpy", "scipy", "torch", "transformers", "onnxruntime", "onnxruntime-genai", "llama-cpp-python"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
-def summary(cells: Sequence[Cell]) -> str:
-    """A line an operation and vocabulary, on the best ISA: Markdown, as docs/performance.md has it."""
-    lines = [
-        "| operation | V | us | floor | x floor | the worst kind of row | cold | others take, in lanewise's |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    best = [cell for cell in cells if cell.isa == cells[0].isa]
-    for main in (cell for cell in best if cell.kind in ("realistic", "real")):
-        same = [cell for cell in best if (cell.operation, cell.vocab) == (main.operation, main.vocab)]
-        hot = max((c for c in same if not c.kind.endswith("cold")), key=lambda c: c.over_floor)
-        cold = next((f"{c.over_floor:.2f}" for c in same if c.kind.endswith("cold")), "")
-        worst = f"{hot.over_floor:.2f} {hot.kind}"
-        lines.append(
-            f"| {main.operation} | {main.vocab:,} | {main.us:.1f} | {main.floor} | {main.over_floor:.2f} "
-            f"| {worst} | {cold} | {beside(main, ', ')} |"
-        )
-    return "\n".join(lines)
+def latest(name: str, folder: Path) -> Path | None:
+    return max(folder.glob(f"{name}-*.json"), default=None)
 
 
-def save(folder: Path, name: str, content: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps({"machine": machine(), **content}, indent=1))
-    return path
+def markdown(name: str, view: View, result: Path) -> str:
+    saved = json.loads(result.read_text())
+    command = "python -m bench" if name == "table" else f"python -m bench --{name}"
+    where = ", ".join(f"{key} {value}" for key, value in saved["machine"].items() if key != "isas")
+    plot = f"![{view.about}]({PLOT.format(name)})" if result.with_suffix(".png").exists() else ""
+    parts = f"### {view.title}", f"`{command}`: {where}.", view.markdown([view.row(**row) for row in saved["rows"]])
+    return "\n\n".join(filter(None, (*parts, saved["notes"], plot)))
 
 
-def plot(cells: Sequence[Cell], path: Path) -> None:
-    """A panel an operation, on the best ISA: multiples of the floor over the vocabulary."""
-    import matplotlib
+def document(views: dict[str, View], folder: Path, page: Path) -> None:
+    """The latest result of each view into the page, between its marks, and the plots beside it."""
+    results = {name: result for name in views if (result := latest(name, folder))}
+    before, begin, rest = page.read_text().partition("<!-- begin: measured -->\n")
+    _, end, after = rest.partition("<!-- end: measured -->\n")
+    measured = "\n\n".join(markdown(name, views[name], result) for name, result in results.items())
+    page.write_text(f"{before}{begin}{measured}\n{end}{after}")
+    for name, result in results.items():
+        if result.with_suffix(".png").exists():
+            shutil.copy(result.with_suffix(".png"), page.parent / PLOT.format(name))
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
 
-    cells = [cell for cell in cells if cell.isa == cells[0].isa]
-    operations = list(dict.fromkeys(cell.operation for cell in cells))
-    ticks, multiples = (32000, 64000, 128000, 256000), (0.5, 1, 2, 5, 10, 20)
-    grid = {"xscale": "log", "yscale": "log", "xlim": (28000, 300000), "ylim": (0.4, 30)}
-    figure, axes = pyplot.subplots(-(-len(operations) // 4), 4, figsize=(16, 12), squeeze=False, subplot_kw=grid)
-    for axis, operation in zip(axes.flat, operations, strict=False):
-        mine = [cell for cell in cells if cell.operation == operation]
-        for kind in dict.fromkeys(cell.kind for cell in cells):
-            line = np.array([(cell.vocab, cell.over_floor) for cell in mine if cell.kind == kind]).T
-            style = {"color": "black", "lw": 2} if kind == "realistic" else {"lw": 0.8}
-            axis.plot(*line, marker=".", label=kind, **style)
-        axis.axhline(1, color="grey", lw=0.8, ls=":")
-        axis.set_title(f"{operation}: times {mine[0].floor}", fontsize=9)
-        axis.set_xticks(ticks, [f"{tick // 1000}k" for tick in ticks])
-        axis.set_xticks([], minor=True)
-        axis.set_yticks(multiples, [f"{multiple:g}" for multiple in multiples])
-    for axis in list(axes.flat)[len(operations) :]:
-        axis.set_axis_off()
-    figure.suptitle(f"{cells[0].isa}: multiples of the floor, by vocabulary size")
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows))

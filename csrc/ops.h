@@ -110,6 +110,25 @@ struct edit_args {
   int64_t bias_dense, bias_stride;
 };
 
+/* Of each row, what has a place to go. Edits are as in sample_args; of params, temperature and penalties count. */
+struct logprobs_args {
+  struct span x, params;
+  struct span mask;
+  struct span bias_ids, bias_values, bias_offsets;
+  struct span prompt_ids, prompt_offsets, output_ids, output_offsets;
+  struct span tokens, ids;           /* int64[rows], int64[rows or 1][ids_width]; below 0 is none */
+  struct span chosen, rank;          /* float32[rows], int64[rows] */
+  struct span top_ids, top_logprobs; /* int64[rows][top_n], float32[rows][top_n] */
+  struct span given, entropy;        /* float32[rows][ids_width], float32[rows] */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride;
+  int64_t mask_kind, mask_stride, mask_width;
+  int64_t bias_dense, bias_stride;
+  int64_t top_n;               /* 0..cols */
+  int64_t ids_width, ids_step; /* ids from one row's to the next: ids_width, or 0 */
+  int64_t force_exact;
+};
+
 /* out[i] for the ids or counters i = first .. first + cols - 1 */
 struct noise_args {
   struct span out;

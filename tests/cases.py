@@ -527,6 +527,82 @@ FILTERS = [
 ]
 
 
+# ---- scoring ----
+
+
+def score_settings(n: int) -> list[dict[str, Any]]:
+    history = [0, n // 2, n // 2, n - 1]
+    few = [
+        {"token": n // 2, "top_n": min(n, 20), "ids": [0, -1, n - 1], "entropy": True},
+        {
+            "token": n - 1,
+            "top_n": 1,
+            "temperature": 0.7,
+            "repetition_penalty": 1.3,
+            "frequency_penalty": 0.2,
+            "presence_penalty": 0.1,
+            "prompt_ids": history,
+            "output_ids": history[1:],
+            "bias": {0: 2.5, n - 1: -np.inf},
+            "mask": np.arange(n) % 7 != 3,
+        },
+    ]
+    many = [
+        {"token": 0, "top_n": n, "temperature": 0.0, "entropy": True, "ids": range(n)},
+        {"token": -1, "top_n": n // 64 + 1, "temperature": 1e31, "entropy": True},
+        {"ids": [n - 1] * 3, "temperature": 2.0},
+        {"entropy": True, "temperature": 1e-3, "mask": np.arange(n) % 7 != 3},
+        {"top_n": n // 2 + 1, "temperature": 1e-30},
+    ]
+    return few + many if n <= 5000 else few
+
+
+def score_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    how = {name: value for name, value in settings.items() if name != "entropy"}
+    found = [reference.score(row, **how) for row in x]
+    return {name: np.array([row[name] for row in found]) for name in asked(settings)}
+
+
+def asked(settings: dict[str, Any]) -> list[str]:
+    """The fields that settings ask for, in their order."""
+    asks = {"chosen": "token", "rank": "token", "top_ids": "top_n", "top_logprobs": "top_n", "given": "ids"}
+    return [name for name in lanewise.Logprobs._fields if asks.get(name, name) in settings]
+
+
+def run_logprobs(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    told, count = for_rows(settings, len(x)), len(x)
+    if "token" in told:
+        told["tokens"] = [told.pop("token")] * count
+    widths = {
+        "top_ids": (told.get("top_n"),),
+        "top_logprobs": (told.get("top_n"),),
+        "given": (len(told.get("ids", ())),),
+    }
+    fields = asked(settings)
+    out = lanewise.Logprobs(
+        *(
+            alloc((count, *widths.get(name, ())), np.int64 if name in ("rank", "top_ids") else np.float32)
+            if name in fields
+            else None
+            for name in lanewise.Logprobs._fields
+        )
+    )
+    assert lanewise.logprobs(x, **told, out=out) is out
+    return {name: getattr(out, name) for name in fields}
+
+
+SCORES = [
+    Case(
+        "logprobs",
+        rows(ANY),
+        score_settings,
+        run_logprobs,
+        score_reference,
+        lambda x, s, want: EPS * (16 + 6 * np.where(np.isfinite(want), np.abs(want), 0)),
+    )
+]
+
+
 # ---- arithmetic ----
 
 
@@ -630,4 +706,4 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-CASES = VALUES + CHOICES + FILTERS + ARITHMETIC
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC

@@ -66,14 +66,16 @@ def test_scalar_agrees_with_the_reference(case: Case, n: int, dtype: str) -> Non
     wide = x if case.name == "widen" or x.dtype == np.float64 else x.astype(np.float32)
     for s, got in zip(settings, scalar_results(case.name, n, dtype), strict=True):
         want = case.reference(wide, s)
-        if case.tolerance is None:
-            assert_same(got, {name: want[name].astype(got[name].dtype) for name in want}, (n, s))
-            continue
-        finite = np.isfinite(want["out"])
-        np.testing.assert_array_equal(got["out"][~finite], want["out"][~finite].astype(np.float32))
-        with np.errstate(invalid="ignore"):
-            error, allowed = np.abs(got["out"] - want["out"]), case.tolerance(wide, s, want["out"])
-        assert (error <= allowed)[finite].all(), (n, s, np.nanmax((error / allowed)[finite]))
+        for name in want:
+            if case.tolerance is None or want[name].dtype.kind in "iu":
+                assert_same({name: got[name]}, {name: want[name].astype(got[name].dtype)}, (n, s))
+                continue
+            finite = np.isfinite(want[name])
+            np.testing.assert_array_equal(got[name][~finite], want[name][~finite].astype(np.float32))
+            with np.errstate(invalid="ignore"):
+                error, allowed = np.abs(got[name] - want[name]), case.tolerance(wide, s, want[name])
+            assert (error <= allowed)[finite].all(), (n, s, name, np.nanmax((error / allowed)[finite]))
+        assert got.keys() == want.keys()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -85,7 +87,7 @@ def test_bits_equal_scalar(case: Case, n: int, dtype: str, isa: str) -> None:
             assert_same(run_guarded(case, x, s, at_end=i % 2 == 0), want, (isa, n, s))
 
 
-TWO_PATHS = ("top_k", "sample", "top_k_mask", "top_p_mask", "min_p_mask", "top_k_renorm")
+TWO_PATHS = ("top_k", "sample", "top_k_mask", "top_p_mask", "min_p_mask", "top_k_renorm", "logprobs")
 
 
 @pytest.mark.parametrize("isa", ISAS)

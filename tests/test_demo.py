@@ -1,15 +1,10 @@
-"""The command line, the demo and the bench run, and print what they promise; and the real rows are what they say."""
+"""The command line and the demo run, and print what they promise; and the real rows are what they say."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,21 +12,9 @@ import pytest
 import lanewise
 from lanewise import _measure, _numpy_way, _rows, cli, demo
 
-ROOT = Path(__file__).parents[1]
+from commands import run
+
 ISAS = lanewise.info()["usable"]
-
-
-def run(*module: str, **environment: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *module],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 # ---- the rows ----
@@ -117,52 +100,3 @@ def test_demo_prints_to_what_knows_only_ascii(monkeypatch):
     terminal.seek(0)
     printed = terminal.read()
     assert "\\u5317\\u4eac" in printed and re.search(r"9\.0%  #+\n", printed)
-
-
-def check_table(printed: list[str], kinds: set[str]) -> None:
-    """A line an operation and ISA, on ordinary rows, every one with microseconds and the multiple of a floor."""
-    cells = [match for line in printed if (match := re.fullmatch(CELL, line))]
-    assert {match["kind"] for match in cells} == kinds
-    ordinary = [(match["operation"], match["isa"]) for match in cells if match["kind"] == "realistic"]
-    assert sorted(ordinary) == sorted((operation.name, isa) for operation in _measure.OPERATIONS for isa in ISAS)
-    for match in cells:
-        assert all(float(match[name]) > 0 for name in ("us", "times")), match[0]
-
-
-CELL = (
-    r"(?P<operation>\S.*?) +(?P<vocab>[\d,]+)  (?P<kind>\w+(, \w+)?) +(?P<isa>\w+) +(?P<us>[\d.]+) +"
-    r"(?P<times>[\d.]+) (?P<floor>F\d(\+F\d)*)( +\w+ [\d.]+x)*"
-)
-
-
-def test_bench_of_the_package_has_a_number_in_every_row():
-    check_table(run("lanewise", "bench", "--quick"), {"realistic"})
-
-
-@pytest.fixture
-def in_repository() -> None:
-    if not (ROOT / "bench").is_dir():
-        pytest.skip("bench/ is in the repository and the sdist, not beside these tests")
-
-
-@pytest.mark.usefixtures("in_repository")
-def test_bench_of_the_repository_prints_and_saves_its_table(tmp_path):
-    printed = run("bench", "--quick", "--results", str(tmp_path))
-    check_table(printed, {"realistic", "ties"})
-    (saved,) = tmp_path.glob("table-*.json")
-    cells = json.loads(saved.read_text())["cells"]
-    assert len(cells) == sum(bool(re.fullmatch(CELL, line)) for line in printed)
-    assert all(math.isfinite(cell["us"]) and cell["over_floor"] > 0 for cell in cells)
-    assert all("NumPy" in cell["peers"] for cell in cells if cell["kind"] == "realistic" and cell["isa"] == ISAS[0])
-
-
-@pytest.mark.usefixtures("in_repository")
-def test_bars_are_each_measured_and_judged(tmp_path):
-    printed = run("bench", "--bars", "--quick", "--results", str(tmp_path))
-    (saved,) = tmp_path.glob("bars-*.json")
-    bars = json.loads(saved.read_text())["bars"]
-    assert {"softmax", "log_softmax", "logsumexp", "top_k, k = 50, realistic"} <= {bar["what"] for bar in bars}
-    for bar, line in zip(bars, printed[:-1], strict=True):
-        assert line.startswith("PASS" if bar["measured"] <= bar["limit"] else "over")
-        assert f"{bar['measured']:.2f}" in line
-    assert bars[-1]["what"] == "tokens that differ: ISA, batch, order" and bars[-1]["measured"] == 0

@@ -7,6 +7,7 @@ with the reason; what another file tests is looked up there. Each runs on every 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 import warnings
@@ -367,10 +368,51 @@ def ids_are_checked_before_anything_is_written() -> None:
 # ---- logprobs ----
 
 
+def scored(row: np.ndarray, tokens: int | None = None, **kw: Any) -> lanewise.Logprobs:
+    """Of a row alone, after making sure that a batch around it changes nothing."""
+    alone = lanewise.logprobs(row, tokens, **kw)
+    batch = np.stack([np.ones_like(row), row, np.zeros_like(row)])
+    among = lanewise.logprobs(batch, None if tokens is None else [0, tokens, 1], **kw)
+    assert all((a is None) == (b is None) for a, b in zip(alone, among, strict=True))
+    for one, many in zip(alone, among, strict=True):
+        assert one is None or np.asarray(one, many.dtype).tobytes() == many[1].tobytes()
+    return alone
+
+
+@fault("LP01")
+def forbidden_is_minus_infinity_and_can_be_written_as_json() -> None:
+    found = scored(f32(3, 1, 0), 2, top_n=3, mask=np.array([True, False, False]))
+    assert found.chosen == -INF and found.top_ids.tolist() == [0, 1, 2]
+    assert found.top_logprobs.tolist() == [0, -INF, -INF]
+    shown = [None if value == -INF else value for value in found.top_logprobs.tolist()]
+    assert json.dumps(shown, allow_nan=False) == "[0.0, null, null]"
+    found = scored(f32(3, 1, 0), 0, top_n=3, temperature=0.0)
+    assert [found.chosen, *found.top_logprobs] == [0, 0, -INF, -INF]
+
+
+@fault("LP03")
+def rank_is_how_many_are_greater_and_one() -> None:
+    row = f32(9, 8, 7, 6)
+    assert scored(row, 0, top_n=3).top_ids.tolist() == [0, 1, 2]
+    assert [scored(row, token).rank for token in range(4)] == [1, 2, 3, 4]
+    assert [scored(f32(5, 7, 5, 7, 1), token).rank for token in range(5)] == [3, 1, 3, 1, 5]
+
+
 @fault("LP05")
 def probabilities_are_of_what_is_allowed() -> None:
-    _, support = draw(np.zeros(4, np.float32), mask=np.array([True, True, False, False]))
+    row, mask = np.zeros(4, np.float32), np.array([True, True, False, False])
+    _, support = draw(row, mask=mask)
     assert np.exp(support.logprobs) == pytest.approx([0.5, 0.5]) and support.ids.tolist() == [0, 1]
+    assert np.exp(scored(row, mask=mask, ids=range(4)).given) == pytest.approx([0.5, 0.5, 0, 0])
+    assert np.exp(scored(row, ids=range(4)).given) == pytest.approx([0.25] * 4)
+
+
+@fault("LP07")
+def what_has_no_probability_adds_no_entropy() -> None:
+    for row in (f32(0, -INF), f32(0, -200), f32(0, -3e38), f32(-INF, 7)):
+        assert scored(row, entropy=True).entropy == 0
+    assert scored(f32(0, -INF, 0), entropy=True).entropy == np.float32(np.log(2))
+    assert scored(f32(1, 2), entropy=True, temperature=0.0).entropy == 0
 
 
 # ---- numerics ----
@@ -513,6 +555,10 @@ VIEWS: list[Callable[[np.ndarray], np.ndarray]] = [
 ]
 
 
+def scored_first(x: np.ndarray) -> np.ndarray:
+    return lanewise.logprobs(x, ids=[0], top_n=1).given
+
+
 @fault("AP01")
 def views_are_their_copies() -> None:
     a = np.random.default_rng(0).standard_normal((4, 100)).astype(np.float32)
@@ -525,6 +571,7 @@ def views_are_their_copies() -> None:
             lanewise.argmax,
             lambda x: lanewise.sample(x, seed=1, step=0),
             lambda x: lanewise.top_k(x, 3)[1],
+            scored_first,
         ):
             assert op(x).tobytes() == op(copy).tobytes()
         if x.flags.writeable:
@@ -551,8 +598,10 @@ def empty_batches() -> None:
     assert lanewise.softmax(none).shape == lanewise.log_softmax(none).shape == (0, 9)
     assert lanewise.logsumexp(none).shape == lanewise.argmax(none).shape == lanewise.sample(none).shape == (0,)
     assert lanewise.top_k(none, 2)[1].shape == (0, 2)
+    shapes = [field.shape for field in lanewise.logprobs(none, [], top_n=2, ids=[1, 2, 3], entropy=True)]
+    assert shapes == [(0,), (0,), (0, 2), (0, 2), (0, 3), (0,)]
     for shape in ((3, 0), (0, 0), (0,)):
-        for op in (*MAPS, *FILTERS, lanewise.argmax, lanewise.sample, lambda x: lanewise.top_k(x, 1)):
+        for op in (*MAPS, *FILTERS, lanewise.argmax, lanewise.sample, lambda x: lanewise.top_k(x, 1), scored_first):
             with pytest.raises(ValueError, match="at least one column"):
                 op(np.zeros(shape, np.float32))
 
@@ -666,7 +715,6 @@ LATER = {
     "mirostat comes with the Sampler": ["SA31"],
     "beams come with the Sampler": ["PE09", "BE01", "BE03", "BE05", "BE07", "BE09"],
     "state of rows comes with the Sampler": ["AP04"],
-    "logprobs as an operation comes with the fast paths": ["LP01", "LP03", "LP07"],
     "speculative verification comes with the Sampler": ["SP01", "SP03", "SP05", "SP06", "SP07", "SP09"],
     "the KV-cache is not built yet": [f"KV{i:02}" for i in (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25)]
     + ["OK01", "OK02", "OK03"],

@@ -33,6 +33,8 @@
 
 #include "tile.h"
 
+#include "logprobs.h"
+
 #include "arithmetic.h"
 
 #include "filters.h"

@@ -1,162 +1,184 @@
 /* The nucleus itself, for those who want all of it: the prefix at which the mass reaches top_p of the total.
 
-   A sample of the row gives thresholds in order. Rough masses of what lies above them say of all but a few whether the
-   nucleus ends above or below; what is left between two neighbours, a few per cent of the row, is gathered and selected
-   from by exact weights (select.h), given the exact mass above it. Thresholds are never trusted, only asked about: a
-   bad sample makes the gathered part longer, up to the whole row, and nothing wrong. */
+   A few entries give a guess of bounds around its end; one read weighs both sides of them exactly; what lies between is
+   bisected by exact masses. The guess decides nothing: a bad one leaves more to bisect, at worst all of the row, and
+   something goes in every round. */
 
-enum { THRESHOLDS = RANKED, CLOSE = 4, NOT_ASKED = UNDECIDED + 1 };
-
-struct thresholds {
-  float value[THRESHOLDS + 2 * LANES]; /* descending */
-  uint8_t verdict[THRESHOLDS];         /* on whatever lies right below the threshold */
-  size_t count;
+/* What an entry weighs: round(2^43 * term), the term exp((z - max) * inverse) of a logit, p / max of a probability. */
+struct measure {
+  float max, inverse; /* inverse 0: of probabilities */
 };
 
-/* A logit from each of so many stretches of the row, at changing places in them, where it is one of the total. */
-static void sample_thresholds(struct thresholds *t, const struct nucleus *n) {
-  const struct judged *j = n->row;
-  float value[THRESHOLDS + 2 * LANES], rank[THRESHOLDS];
-  t->count = 0;
-  for (size_t i = 0; i < THRESHOLDS; i++) {
-    size_t stretch = j->n / THRESHOLDS, id = i * stretch + i * 2654435761u % stretch;
-    float room[BLOCK], z = block_of(j, id / BLOCK, room)[id % BLOCK];
-    value[t->count] = z;
-    t->count += is_in(n->of, z, id);
-  }
-  for (size_t i = 0; i < t->count; i += LANES) {
-    v_store(rank + i, ranks16(value, t->count, i));
-  }
-  for (size_t i = 0; i < t->count; i++) {
-    t->value[(size_t)rank[i]] = value[i];
-  }
-  memset(t->verdict, NOT_ASKED, sizeof t->verdict);
+/* 0 of -inf, which is what lies beyond a row. */
+INLINE vf term_of(vf v, struct measure m, int of_logits) {
+  const vf max = v_set1(m.max);
+  return of_logits ? v_exp(v_mul(v_sub(v, max), v_set1(m.inverse))) : v_div(v_max(v, v_set1(0.0f)), max);
 }
 
-static enum verdict ask(struct thresholds *t, struct nucleus *n, size_t i) {
-  if (t->verdict[i] == NOT_ASKED) {
-    t->verdict[i] = (uint8_t)by_rough_mass(n, rough_mass(n->row, (struct prefix){t->value[i], 0}, n->inverse));
+INLINE uint64_t mass_as(const float *x, size_t n, struct measure m, struct prefix kept, int of_logits) {
+  const struct cut cut = cut_of(kept);
+  vw acc = w_zero();
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
+    vm which = is_kept(&cut, i, v);
+    if (m_bits(which)) {
+      acc = w_add(acc, v_keep(which, term_of(v, m, of_logits)));
+    }
   }
-  return (enum verdict)t->verdict[i];
+  return w_total(acc);
+}
+static uint64_t mass_of(const float *x, size_t n, struct measure m, struct prefix kept) {
+  return m.inverse > 0.0f ? mass_as(x, n, m, kept, 1) : mass_as(x, n, m, kept, 0);
 }
 
-/* The nucleus ends in `low` but not in `high`. */
-struct bracket {
-  struct prefix high, low;
-};
-
-static struct bracket narrow(struct nucleus *n) {
-  struct bracket b = {{INFINITY, 0}, n->of};
-  struct thresholds t;
-  if (n->row->n < THRESHOLDS * BLOCK) {
-    return b;
+/* Of what weighs anything at all: -inf does not count. */
+static void extremes(const float *x, size_t n, float *least, float *most) {
+  const vf nothing = v_set1(-INFINITY);
+  vf low = v_set1(INFINITY), high = nothing;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
+    low = v_select(v_eq(v, nothing), low, v_min(v, low));
+    high = v_max(v, high);
   }
-  sample_thresholds(&t, n);
-  size_t inside = 0, limit = t.count, outside = t.count; /* inside: how many first ones surely are */
-  while (limit - inside > CLOSE) {
-    size_t middle = inside + (limit - inside) / 2;
-    enum verdict verdict = ask(&t, n, middle);
-    if (verdict == INSIDE) {
-      inside = middle + 1;
-    } else {
-      limit = middle;
-      outside = verdict == OUTSIDE ? middle : outside;
-    }
-  }
-  for (size_t low = limit; outside > low + CLOSE;) { /* from the last that is not inside to the first that is outside */
-    size_t middle = low + (outside - low) / 2;
-    if (ask(&t, n, middle) == OUTSIDE) {
-      outside = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  if (inside) {
-    b.high = (struct prefix){t.value[inside - 1], 0};
-  }
-  if (outside < t.count) {
-    b.low = (struct prefix){t.value[outside], 0};
-  }
-  if (inside > 1 && t.value[inside - 2] == b.high.value) { /* many are equal: does it end among them? */
-    const struct prefix ties = {b.high.value, n->row->n};
-    if (is_longer(b.low, ties) && by_rough_mass(n, rough_mass(n->row, ties, n->inverse)) == OUTSIDE) {
-      b.low = ties;
-    }
-  }
-  return b;
+  *least = -v_max_across(v_sub(v_set1(0.0f), low));
+  *most = v_max_across(high);
 }
 
-/* What is in low and not in high, in id order. */
-static struct list gather(const struct judged *j, struct bracket b, char **scratch) {
-  struct list list = list_in(scratch, j->n);
-  for (size_t block = 0; block < j->blocks; block++) {
-    if (has_part(j, block, b.low)) {
-      float room[BLOCK];
-      const float *z = block_of(j, block, room);
-      for (size_t i = 0; i < BLOCK; i += LANES) {
-        vf v = v_load(z + i);
-        vm in = m_and(lanes_in(v, block * BLOCK + i, b.low), v_ge(v_set1(b.high.value), v));
-        append(&list, v, ids_from(block * BLOCK + i), in);
+/* What reaches the bound, or what does not, into `to`, which may be x: stores never pass what has been read. */
+static size_t pick_side(float *to, const float *x, size_t n, float bound, int reaching) {
+  const vf t = v_set1(bound);
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, NAN);
+    count += v_compress(to + count, v, reaching ? v_ge(v, t) : v_gt(t, v));
+  }
+  return count;
+}
+
+static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
+  float equals[LANES];
+  for (size_t i = 0;; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, NAN);
+    vm equal = v_eq(v, v_set1(value));
+    size_t count = v_compress(equals, v, equal);
+    if (nth <= count) {
+      unsigned hits = m_bits(equal);
+      while (--nth) {
+        hits &= hits - 1;
       }
+      return i + (size_t)__builtin_ctz(hits);
     }
+    nth -= count;
   }
-  return list;
 }
 
-/* Exact masses of n's total and, into *above, of what is above a value, in one pass. */
-static uint64_t exact_masses(const struct nucleus *n, float value, uint64_t *above) {
-  const struct judged *j = n->row;
-  vw upper = w_zero(), lower = w_zero();
-  for (size_t b = 0; b < j->blocks; b++) {
-    if (!has_part(j, b, n->of)) {
-      continue;
-    }
-    float room[BLOCK];
-    const float *z = block_of(j, b, room);
-    vf e[4];
-    terms_in(e, z, b * BLOCK, n->of, j->max, n->inverse, 0);
-    int mixed = j->maxima[b] > value;
-    for (size_t i = 0; i < 4; i++) {
-      vm is_above = v_gt(v_load(z + LANES * i), v_set1(value));
-      lower = w_add(lower, mixed ? v_select(is_above, v_set1(0), e[i]) : e[i]);
-      upper = mixed ? w_add(upper, v_keep(is_above, e[i])) : upper;
-    }
-  }
-  *above = w_total(upper);
-  return *above + w_total(lower);
+enum { HALVINGS = 8 };
+
+/* least < the result <= most. Logits are halved by value, as their weights are spread; probabilities, and logits that
+   this does not get on with, by their ordered bits. */
+static float between(float least, float most, int by_value) {
+  float middle = least + (most - least) * 0.5f;
+  uint32_t low = order_key(least), high = order_key(most);
+  return by_value && middle > least && middle <= most ? middle : key_value(low + (high - low + 1) / 2);
 }
 
-/* The prefix of a gathered list at which its weights reach `limit`, at least 1. */
-static struct prefix reach(const struct list *list, uint64_t limit, const struct weighing *how, char *scratch) {
-  struct prefix p = select_weight(list->value, list->count, limit, how, scratch);
-  p.end = list->id[p.end - 1] + 1;
-  return p;
+/* The entry with which the running weight reaches limit, sought in what is left of a row. */
+struct search {
+  float *left; /* count entries */
+  size_t count;
+  uint64_t above; /* the weight of what is before all of them */
+  uint64_t total; /* of the row */
+};
+
+enum { SAMPLES = 128, SLACK = 12 }; /* ranks: a quantile of so many is seldom two deviations, 2 * 5.7, off */
+
+/* Bounds between which, by the look of a few entries, the share top_p is reached. */
+static void guess_bounds(const float *x, size_t n, struct measure m, double top_p, char *scratch, float *low,
+                         float *high) {
+  struct list some = list_in(&scratch, SAMPLES), spare = list_in(&scratch, SAMPLES);
+  uint64_t w[SAMPLES], total = 0, running = 0;
+  size_t rank = 0;
+  *low = -FLT_MAX;
+  *high = INFINITY;
+  if (n < 8 * SAMPLES) {
+    return;
+  }
+  for (; some.count < SAMPLES; some.count++) {
+    some.value[some.count] = x[n / SAMPLES * some.count];
+  }
+  sort_list(&some, &spare);
+  for (size_t i = 0; i < SAMPLES; i += LANES) {
+    w_store(w + i, term_of(v_load(some.value + i), m, m.inverse > 0.0f));
+  }
+  for (size_t i = 0; i < SAMPLES; i++) {
+    total += w[i];
+  }
+  for (uint64_t limit = top_p_limit(top_p, total); rank < SAMPLES - 1 && running + w[rank] < limit; rank++) {
+    running += w[rank];
+  }
+  if (rank >= SLACK) {
+    *high = some.value[rank - SLACK];
+  }
+  if (rank + SLACK < SAMPLES && some.value[rank + SLACK] > -FLT_MAX) {
+    *low = some.value[rank + SLACK];
+  }
 }
 
-/* Where the nucleus ends, if the rough total leaves only one place; needs the list to begin at the row's first. */
-static int ends_surely(const struct nucleus *n, const struct list *list, const struct weighing *how, struct prefix *end,
-                       char *scratch) {
-  if (n->rough < 0.0) {
-    return 0;
+/* One read of the row: what it weighs, what reaches high weighs, and what is between the bounds. */
+INLINE void split_mass_as(struct search *s, const float *x, size_t n, struct measure m, float low, float high,
+                          int of_logits) {
+  const vf bottom = v_set1(low), top = v_set1(high);
+  vw total = w_zero(), above = w_zero();
+  s->count = 0;
+  for (size_t i = 0; i < n; i += LANES) {
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY), term = term_of(v, m, of_logits);
+    vm over = v_ge(v, top);
+    total = w_add(total, term);
+    above = w_add(above, v_keep(over, term));
+    s->count += v_compress(s->left + s->count, v, m_and(v_ge(v, bottom), v_gt(top, v)));
   }
-  double weight = n->rough * 0x1p43;
-  uint64_t least = top_p_limit(n->top_p, (uint64_t)(weight * (1.0 - ROUGH_SHARE - SUM_SHARE)));
-  uint64_t most = top_p_limit(n->top_p, (uint64_t)(weight * (1.0 + ROUGH_SHARE + SUM_SHARE)));
-  struct prefix last = reach(list, most, how, scratch);
-  *end = reach(list, least, how, scratch);
-  return end->value == last.value && end->end == last.end;
+  s->total = w_total(total);
+  s->above = w_total(above);
+}
+static void split_mass(struct search *s, const float *x, size_t n, struct measure m, float low, float high) {
+  if (m.inverse > 0.0f) {
+    split_mass_as(s, x, n, m, low, high, 1);
+  } else {
+    split_mass_as(s, x, n, m, low, high, 0);
+  }
 }
 
-/* The nucleus as a prefix; what comes of min_keep and ties="all" is the caller's. */
-static struct prefix nucleus_prefix(struct nucleus *n, char *scratch) {
-  const struct weighing how = {1, n->row->max, n->inverse};
-  const struct bracket b = narrow(n);
-  const struct list list = gather(n->row, b, &scratch);
-  uint64_t above = 0;
-  struct prefix end;
-  if (b.high.value == INFINITY && ends_surely(n, &list, &how, &end, scratch)) {
-    return end;
+/* Bisects between the extremes of what is left, so that something goes in every round, and HALVINGS + 32 rounds are the
+   most, whatever the values. */
+static float bisect(struct search *s, struct measure m, uint64_t limit) {
+  float least, most;
+  int round = m.inverse > 0.0f ? 0 : HALVINGS;
+  for (extremes(s->left, s->count, &least, &most); least < most; extremes(s->left, s->count, &least, &most)) {
+    float middle = between(least, most, round++ < HALVINGS);
+    uint64_t mass = s->above + mass_of(s->left, s->count, m, (struct prefix){middle, s->count});
+    int reached = mass >= limit;
+    s->count = pick_side(s->left, s->left, s->count, middle, reached);
+    s->above = reached ? s->above : mass;
   }
-  n->exact = exact_masses(n, b.high.value, &above);
-  return reach(&list, top_p_limit(n->top_p, n->exact) - above, &how, scratch);
+  return least;
+}
+
+/* The prefix with whose last entry the running weight reaches top_p of the row's; x has a NaN nowhere, and -inf where
+   nothing weighs. */
+static struct prefix kept_by_mass(const float *x, size_t n, struct measure m, double top_p, char *scratch) {
+  struct search s = {.left = list_in(&scratch, n).value};
+  float low, high;
+  guess_bounds(x, n, m, top_p, scratch, &low, &high);
+  split_mass(&s, x, n, m, low, high);
+  uint64_t limit = top_p_limit(top_p, s.total), between = mass_of(s.left, s.count, m, everything);
+  if (s.above >= limit) {
+    s.above = 0;
+    s.count = pick_side(s.left, x, n, high, 1);
+  } else if (s.above + between < limit) {
+    s.above += between;
+    s.count = pick_side(s.left, x, n, low, 0);
+  }
+  float value = bisect(&s, m, limit);
+  uint64_t w = mass_of(&value, 1, m, everything);
+  return (struct prefix){value, nth_equal(x, n, value, (limit - s.above + w - 1) / w) + 1};
 }

@@ -143,12 +143,44 @@ static int is_left(struct left *l, const struct judged *j, struct winner w) {
   return l->nucleus.top_p >= 1.0 || is_in_nucleus(&l->nucleus, w);
 }
 
+/* What is in p, in id order. */
+static struct list gather(const struct judged *j, struct prefix p, char **scratch) {
+  struct list list = list_in(scratch, j->n);
+  for (size_t b = 0; b < j->blocks; b++) {
+    if (has_part(j, b, p)) {
+      float room[BLOCK];
+      const float *z = block_of(j, b, room);
+      for (size_t i = 0; i < BLOCK; i += LANES) {
+        vf v = v_load(z + i);
+        append(&list, v, ids_from(b * BLOCK + i), lanes_in(v, b * BLOCK + i, p));
+      }
+    }
+  }
+  return list;
+}
+
+/* The nucleus of what l->nucleus is of: nothing else weighs. */
+static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
+  const struct judged *j = n->row;
+  const struct cut cut = cut_of(n->of);
+  float *z = (float *)take(&scratch, j->blocks * BLOCK * sizeof *z);
+  for (size_t b = 0; b < j->blocks; b++) {
+    float room[BLOCK];
+    const float *from = block_of(j, b, room);
+    for (size_t i = 0; i < BLOCK; i += LANES) {
+      vf v = v_load(from + i);
+      v_store(z + b * BLOCK + i, v_select(is_kept(&cut, b * BLOCK + i, v), v, v_set1(-INFINITY)));
+    }
+  }
+  return kept_by_mass(z, j->n, (struct measure){j->max, n->inverse}, n->top_p, scratch);
+}
+
 /* All that is left, as a prefix. */
 static struct prefix all_left(struct left *l, const struct judged *j, char *scratch) {
   if (l->nucleus.top_p >= 1.0) {
     return l->known;
   }
-  struct prefix kept = nucleus_prefix(&l->nucleus, scratch);
+  struct prefix kept = nucleus_of_left(&l->nucleus, scratch);
   kept.end = l->ties_all ? j->n : kept.end;
   if (l->nucleus.min_keep > 1) {
     const struct list least = first_of(j, min_size(l->nucleus.min_keep, j->n), &scratch);
@@ -169,7 +201,7 @@ static uint64_t weight_of(const struct list *list, float max, float inverse) {
 static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
                                  double temperature, const struct philox_key *key, char *scratch) {
   const struct prefix kept = all_left(l, j, scratch);
-  struct list list = gather(j, (struct bracket){{INFINITY, 0}, kept}, &scratch), spare = list_in(&scratch, list.count);
+  struct list list = gather(j, kept, &scratch), spare = list_in(&scratch, list.count);
   sort_list(&list, &spare);
   float inverse = (float)(1.0 / temperature);
   put_support(a, row, &list, j->max, inverse, weight_of(&list, j->max, inverse));

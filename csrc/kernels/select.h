@@ -90,6 +90,20 @@ INLINE int is_longer(struct prefix a, struct prefix b) {
 }
 INLINE int is_in(struct prefix p, float z, size_t id) { return z > p.value || (z == p.value && id < p.end); }
 
+/* A prefix as bounds to reach: its value up to the vector in which ties end, the float above from there on. */
+struct cut {
+  vf bound[3]; /* before that vector, in it, behind it */
+  size_t at;
+};
+
+static struct cut cut_of(struct prefix p) {
+  size_t at = p.end / LANES * LANES;
+  const vf tied = v_set1(p.value), rest = v_set1(key_value(order_key(p.value) + 1));
+  return (struct cut){{tied, v_select(m_of_bits((1u << (p.end - at)) - 1u), tied, rest), rest}, at};
+}
+
+INLINE vm is_kept(const struct cut *c, size_t i, vf v) { return v_ge(v, c->bound[(i >= c->at) + (i > c->at)]); }
+
 /* floor or ceil of x * weight for x in [0, 1), weight <= 2^63: exact, x is a 53-bit integer times a power of two */
 INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
   uint64_t u = double_bits(x), exponent = u >> 52;

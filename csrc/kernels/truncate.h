@@ -13,10 +13,11 @@ struct row_state {
 };
 
 static void keep(struct row_state *s, struct prefix p) {
+  const struct cut cut = cut_of(p);
   const vf rest = v_set1(-INFINITY);
   for (size_t i = 0; i < s->n; i += LANES) {
     vf v = v_load(s->z + i);
-    v_store(s->z + i, v_select(lanes_in(v, i, p), v, rest));
+    v_store(s->z + i, v_select(is_kept(&cut, i, v), v, rest));
   }
 }
 
@@ -76,18 +77,13 @@ INLINE float min_p_bound(double min_p, float max, double temperature) {
   return (double)rounded > bound ? key_value(order_key(rounded) - 1) : rounded;
 }
 
-/* By rough masses and a part of the row (nucleus.h), or by radix when forced. */
+/* By bounds and bisection (nucleus.h), or by radix when forced. */
 static struct prefix nucleus_of(struct row_state *s, double top_p) {
   if (s->force_exact) {
     const struct weighing mass = {1, s->max, s->inverse, top_p};
     return select_weight(s->z, s->n, 1, &mass, s->scratch);
   }
-  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
-  int has_nan = 0;
-  find_maxima(&row, &has_nan);
-  row.max = s->max;
-  struct nucleus nucleus = whole_nucleus(&row, s->inverse, top_p);
-  return nucleus_prefix(&nucleus, s->scratch);
+  return kept_by_mass(s->z, s->n, (struct measure){s->max, s->inverse}, top_p, s->scratch);
 }
 
 static void truncate_top_p(struct row_state *s, const struct sample_params *p, int ties_all) {

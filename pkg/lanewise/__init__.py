@@ -17,12 +17,14 @@ from .filters import (
 )
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
+from .scoring import Logprobs, logprobs
 from .state import SampleState
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
     "InvalidLogitsError",
+    "Logprobs",
     "SampleState",
     "SamplingParams",
     "Stream",
@@ -34,6 +36,7 @@ __all__ = [
     "get_num_threads",
     "info",
     "log_softmax",
+    "logprobs",
     "logsumexp",
     "min_p_mask",
     "sample",

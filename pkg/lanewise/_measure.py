@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T 1, min-p 0.05": {"min_p": 0.05},
     "T 0.7, repetition penalty 1.3": {"temperature": 0.7, "repetition_penalty": 1.3},
 }
+PIPELINE = {**SETTINGS["T 0.8, top-k 50, top-p 0.9"], "repetition_penalty": 1.3}  # what servers are asked for
 
 
 class Operation(NamedTuple):
@@ -43,6 +44,7 @@ class Operation(NamedTuple):
     floors: tuple[str, ...]
     lanewise: Ready
     numpy: Ready
+    setting: dict[str, Any] | None = None  # of sample, if that is what it calls
 
 
 def always(call: Call) -> Ready:
@@ -65,11 +67,29 @@ def top_k(k: int) -> Operation:
     return Operation(f"top_k, k = {k}", ("F1",), ready, always(lambda x: _numpy_way.top_k(x, k)))
 
 
+def logprobs(x: np.ndarray) -> tuple[Any, ...]:
+    found = lanewise.logprobs(x, 17, top_n=20)
+    return found.top_logprobs, found.top_ids, found.chosen, found.rank
+
+
+def prompt(vocab: int) -> np.ndarray:
+    """512 distinct ids."""
+    return np.random.default_rng(0).permutation(vocab)[:512]
+
+
 def sampling(name: str, setting: dict[str, Any]) -> Operation:
-    prompt: dict[str, Any] = {"prompt_ids": np.arange(512)} if "repetition_penalty" in setting else {}
-    draw = partial(lanewise.sample, **setting, **prompt, rng=lanewise.Stream(0))
-    numpy_way = partial(_numpy_way.sample, **setting, **prompt, rng=np.random.default_rng(0))
-    return Operation(f"sample: {name}", ("F2",), always(draw), always(numpy_way))
+    def ready(sample: Callable[..., Any], rng: Any, vocab: int) -> Call:
+        ids = {"prompt_ids": prompt(vocab)} if "repetition_penalty" in setting else {}
+        return partial(sample, **setting, **ids, rng=rng)
+
+    wide = setting.get("top_p", 1) < 1 and not setting.get("top_k")  # its nucleus needs the mass of the whole row
+    return Operation(
+        f"sample: {name}",
+        ("F2",) if wide else ("F1",),
+        partial(ready, lanewise.sample, lanewise.Stream(0)),
+        partial(ready, _numpy_way.sample, np.random.default_rng(0)),
+        setting,
+    )
 
 
 OPERATIONS = (
@@ -90,8 +110,17 @@ OPERATIONS = (
     Operation("argmax", ("F1",), always(lanewise.argmax), always(np.argmax)),
     top_k(5),
     top_k(50),
+    Operation(
+        "top_p_mask, p = 0.9",
+        ("F2",),
+        writing(partial(lanewise.top_p_mask, p=0.9), row),
+        always(partial(_numpy_way.top_p_mask, p=0.9)),
+    ),
+    Operation("logprobs, top 20", ("F2",), always(logprobs), always(lambda x: _numpy_way.logprobs(x, 17, 20))),
     *(sampling(name, setting) for name, setting in SETTINGS.items()),
+    sampling("full pipeline", PIPELINE),
 )
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 # ---- rows ----
@@ -104,9 +133,17 @@ def last_level_cache() -> int:
 
 
 def cold_rows(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """At least 64 rows, and three times the last-level cache: each is out of it when its turn comes again."""
-    count = max(64, 3 * last_level_cache() // rows[0].nbytes)
+    """As many as fill the last-level cache three times: each is out of it when its turn comes again."""
+    count = max(len(rows), 3 * last_level_cache() // rows[0].nbytes + 1)
     return list(np.stack(list(itertools.islice(itertools.cycle(rows), count))))
+
+
+def just_written(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Each in turn as a model's last layer leaves it: the product of a matrix that has them as columns and a vector."""
+    matrix, picks = np.stack(rows, axis=1), np.eye(len(rows), dtype=np.float32)
+    x = np.empty_like(rows[0])
+    for pick in itertools.cycle(picks):
+        yield np.matmul(matrix, pick, out=x)
 
 
 # ---- timing ----
@@ -121,14 +158,16 @@ class Timings(NamedTuple):
     def microseconds(self, name: str) -> float:
         return float(np.median(self.calls[name])) / 1e3
 
-    def over_floor(self, name: str) -> float:
-        return float(np.median(self.calls[name] / self.floor))
+    def over_floor(self, name: str, average: Callable[[np.ndarray], Any] = np.median) -> float:
+        return float(average(self.calls[name] / self.floor))
 
     def ratio(self, name: str, to: str) -> float:
         return float(np.median(self.calls[name] / self.calls[to]))
 
 
 def clock(call: Call, x: np.ndarray) -> int:
+    if prepare := getattr(call, "prepare", None):
+        prepare(x)
     start = time.perf_counter_ns()
     call(x)
     return time.perf_counter_ns() - start
@@ -150,28 +189,31 @@ def compare(
     ways: dict[str, Ready],
     rows: Sequence[np.ndarray],
     *,
-    cold: bool = False,
+    state: str = "hot",
     seconds: float = 0.2,
+    least: int = 5,
 ) -> Timings:
-    """Floors and ways in turns, for at least `seconds` and five turns; one turn if seconds is 0.
+    """Floors and ways in turns, for at least `seconds` and `least` turns; one turn if seconds is 0.
 
-    Hot: all of a turn on one row, repeated so that it is in the cache. Cold: each on the next of `rows`, once. What is
-    written to is one of four allocations, each turn the next: where it lies changes a time by up to a tenth.
+    hot: all of a turn on one row, repeated so that it is in the cache. written: each once, on a row that has just been
+    written. cold: each on the next of `rows`, once. What is written to is one of four allocations, each turn the next:
+    where it lies changes a time by up to a tenth.
     """
-    vocab, turns = rows[0].size, itertools.cycle(rows)
+    vocab, once = rows[0].shape[-1], state != "hot"
+    turns = just_written(rows) if state == "written" else itertools.cycle(cold_rows(rows) if state == "cold" else rows)
     outs = [np.empty_like(rows[0]) for _ in range(PLACES)]
     calls = {name: [ready(vocab) for _ in range(PLACES)] for name, ready in ways.items()}
     floor: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in ways}
     end = time.perf_counter() + seconds
-    while len(floor) < (5 if seconds else 1) or time.perf_counter() < end:
+    while len(floor) < (least if seconds else 1) or time.perf_counter() < end:
         place, x = len(floor) % PLACES, next(turns)
         floor.append(
-            sum(floor_time(name, next(turns) if cold else x, outs[place], 1 if cold else 6) for name in floors)
+            sum(floor_time(name, next(turns) if once else x, outs[place], 1 if once else 6) for name in floors)
         )
         for name in ways:
             call = calls[name][place]
-            times[name].append(clock(call, next(turns)) if cold else hot(call, x))
+            times[name].append(clock(call, next(turns)) if once else hot(call, x))
     return Timings(np.array(floor), {name: np.array(ns) for name, ns in times.items()})
 
 
@@ -199,16 +241,16 @@ def measure(
     rows: Sequence[np.ndarray],
     peers: dict[str, Ready],
     *,
-    cold: bool = False,
+    state: str = "hot",
     seconds: float = 0.2,
 ) -> Cell:
     with lanewise.using(isa):
         ways = {"lanewise": operation.lanewise, **peers}
-        took = compare(operation.floors, ways, rows, cold=cold, seconds=seconds)
+        took = compare(operation.floors, ways, rows, state=state, seconds=seconds)
     return Cell(
         operation.name,
         rows[0].size,
-        kind,
+        kind if state == "hot" else f"{kind}, {state}",
         isa,
         took.microseconds("lanewise"),
         "+".join(operation.floors),
@@ -218,15 +260,17 @@ def measure(
     )
 
 
-HEADING = f"{'operation':<37} {'V':>7}  {'row':<15} {'ISA':<7} {'us':>8}  {'x floor':>13}   others take, in lanewise's"
+HEADING = f"{'operation':<37} {'V':>7}  {'row':<18} {'ISA':<7} {'us':>8}  {'x floor':>13}   others take, in lanewise's"
 
 
 def line(cell: Cell) -> str:
-    what = f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<15} {cell.isa:<7}"
+    what = f"{cell.operation:<37} {cell.vocab:>7,}  {cell.kind:<18} {cell.isa:<7}"
     return f"{what} {cell.us:8.1f}  {cell.over_floor:7.2f} {cell.floor:<5}   {beside(cell, '  ')}".rstrip()
 
 
-def beside(cell: Cell, separator: str) -> str:
-    return separator.join(
-        f"{peer} {times:.1f}x" if times >= 1 else f"{peer} {times:.2g}x" for peer, times in cell.peers.items()
-    )
+def beside(cell: Any, separator: str) -> str:
+    return separator.join(f"{peer} {times(ratio)}" for peer, ratio in cell.peers.items())
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.0f}x" if ratio >= 99.5 else f"{ratio:.1f}x" if ratio >= 1 else f"{ratio:.2g}x"

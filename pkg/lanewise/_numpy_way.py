@@ -30,6 +30,20 @@ def top_k(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return x[ids], ids
 
 
+def top_p_mask(x: np.ndarray, p: float) -> np.ndarray:
+    ids = np.argsort(-x)
+    masked = np.full_like(x, -np.inf)
+    kept = ids[: np.searchsorted(np.cumsum(softmax(x[ids])), p) + 1]
+    masked[kept] = x[kept]
+    return masked
+
+
+def logprobs(x: np.ndarray, token: int, n: int) -> tuple[np.ndarray, np.ndarray, float, int]:
+    """The n largest and their ids, and one token's, with its rank."""
+    y = log_softmax(x)
+    return *top_k(y, n), float(y[token]), int((y > y[token]).sum()) + 1
+
+
 def sample(
     x: np.ndarray,
     rng: np.random.Generator,

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef extern from "ops.h":
     enum:
-        OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample
+        OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample, OP_logprobs
         OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
@@ -74,6 +74,15 @@ cdef extern from "ops.h":
         int64_t rows, first_row, cols, dtype
         int64_t x_stride, out_stride, out_dtype
         int64_t mask_kind, mask_stride, mask_width, bias_dense, bias_stride
+
+    struct logprobs_args:
+        span x, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        span tokens, ids, chosen, rank, top_ids, top_logprobs, given, entropy
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, mask_kind, mask_stride, mask_width
+        int64_t bias_dense, bias_stride, top_n, ids_width, ids_step, force_exact
 
     struct noise_args:
         span out

@@ -55,6 +55,13 @@ def peaked(vocab: int, rng: np.random.Generator) -> np.ndarray:
     return x
 
 
+def sharp(vocab: int, rng: np.random.Generator) -> np.ndarray:
+    """Twenty tokens stand out, by 1 to 20."""
+    x = rng.standard_normal(vocab, np.float32)
+    x[rng.choice(vocab, 20, replace=False)] += np.arange(1, 21, dtype=np.float32)
+    return x
+
+
 def ascending(vocab: int, rng: np.random.Generator) -> np.ndarray:
     return np.sort(realistic(vocab, rng))
 
@@ -84,5 +91,5 @@ def masked(vocab: int, rng: np.random.Generator) -> np.ndarray:
 
 KINDS: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
     make.__name__.replace("_", " "): make
-    for make in (realistic, flat, peaked, ascending, descending, ties, half_ties, masked)
+    for make in (realistic, flat, peaked, sharp, ascending, descending, ties, half_ties, masked)
 }

@@ -15,6 +15,7 @@ SAMPLE_NS = 200_000  # one timing takes about this long, so that the clock's own
 SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "scale": {"temperature": 0.8},
     "top_k": {"k": 50},
+    "logprobs": {"tokens": [0], "top_n": 20},
     "sample": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 1, "step": 0},
     "sample_n": {"n": 5, "seed": 1, "step": 0},
     "verify": {"token": 0, "seed": 1, "step": 0},

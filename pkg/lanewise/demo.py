@@ -12,7 +12,7 @@ import numpy as np
 import lanewise
 
 from . import _numpy_way
-from ._measure import SETTINGS, always, compare
+from ._measure import SETTINGS, always, compare, times
 from ._rows import RealRow, real_rows
 
 CANDIDATES = 5
@@ -72,7 +72,7 @@ def show_draws(row: RealRow) -> None:
         print(
             f"  {name:<30} {' '.join(quoted(row.text(token), 12) for token in drawn)}"
             f"{took.microseconds('lanewise'):7.1f} us{took.microseconds('NumPy'):7.0f} us"
-            f"{took.ratio('NumPy', to='lanewise'):6.1f}x"
+            f"{times(took.ratio('NumPy', to='lanewise')):>7}"
         )
 
 

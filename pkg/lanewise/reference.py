@@ -519,3 +519,35 @@ def top_p_renorm(row: F32, p: float, *, ties: str = "lowest") -> F32:
         return _reaching(weights(shares[order]).tolist(), p) if p < 1 else len(row)
 
     return _renormed(row, kept, ties)
+
+
+# ---- scoring ----
+
+
+def score(
+    row: F32,
+    *,
+    token: int = -1,
+    top_n: int = 0,
+    ids: Iterable[int] = (),
+    temperature: float = 1.0,
+    **edits: Any,
+) -> dict[str, Any]:
+    """What `logprobs` says of one row, by field; -1 among token and ids is nobody."""
+    z = processed(row, **edits)
+    best, order = argmax(z), descending(z)[:top_n]
+    if best < 0:
+        logp, order = np.full(len(z), np.nan), np.full(top_n, -1)
+    elif temperature < 1e-30:
+        logp = np.where(np.arange(len(z)) == best, 0.0, -np.inf)
+    else:
+        logp = log_softmax(z, temperature)
+    p = np.exp(logp)
+    return {
+        "chosen": logp[token] if token >= 0 else np.nan,
+        "rank": 1 + int((z > z[token]).sum()) if token >= 0 and best >= 0 else 0,
+        "top_ids": order,
+        "top_logprobs": logp[order],
+        "given": np.array([logp[i] if i >= 0 else np.nan for i in ids]),
+        "entropy": -(p * np.where(p > 0, logp, 0)).sum(),
+    }
