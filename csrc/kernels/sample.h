@@ -8,29 +8,30 @@
    prefix of that order, and noise belongs to the id, so the first winner that is left is the winner over all that is.
  */
 
-INLINE void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
-                        uint64_t total) {
+/* Kept ids, ascending, and their logprobs, renormalised by the weight that is kept. */
+static void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
+                        uint64_t weight) {
   int64_t *ids = (int64_t *)a->support_ids.ptr + row * a->cols;
   float *logprobs = (float *)a->support_logprobs.ptr + row * a->cols;
-  double log_total = log64_1((double)total) - WEIGHT_BITS * 6.93147180559945286227e-01;
+  double log_weight = log64_1((double)weight) - WEIGHT_BITS * 6.93147180559945286227e-01;
   for (size_t i = 0; i < kept->count; i++) {
     ids[i] = kept->id[i];
-    logprobs[i] = (float)((double)((kept->value[i] + 0.0f - max) * inverse) - log_total);
+  }
+  for (size_t i = 0; i < kept->count; i++) {
+    logprobs[i] = (float)((double)((kept->value[i] + 0.0f - max) * inverse) - log_weight);
   }
   ((int64_t *)a->support_counts.ptr)[row] = (int64_t)kept->count;
 }
 
 /* ---- the exact way ---- */
 
-/* Kept ids in descending order and their renormalised logprobs. */
 static void put_whole_support(struct row_state *s, const struct sample_args *a, int64_t row) {
   char *scratch = s->scratch;
-  struct list kept = list_in(&scratch, s->n), spare = list_in(&scratch, s->n);
+  struct list kept = list_in(&scratch, s->n);
   for (size_t i = 0; i < s->n; i += LANES) { /* z is padded with -inf */
     vf v = v_load(s->z + i);
     append(&kept, v, ids_from(i), v_gt(v, v_set1(-INFINITY)));
   }
-  sort_list(&kept, &spare);
   put_support(a, row, &kept, s->max, s->inverse, total_weight(s));
 }
 
@@ -162,6 +163,10 @@ static struct list gather(const struct judged *j, struct prefix p, char **scratc
 /* The nucleus of what l->nucleus is of: nothing else weighs. */
 static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
   const struct judged *j = n->row;
+  const struct measure how = {j->max, n->inverse};
+  if (j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && !j->is_edited && !is_longer(everything, n->of)) {
+    return kept_by_mass(j->x, j->n, how, n->top_p, scratch);
+  }
   const struct cut cut = cut_of(n->of);
   float *z = (float *)take(&scratch, j->blocks * BLOCK * sizeof *z);
   for (size_t b = 0; b < j->blocks; b++) {
@@ -172,7 +177,7 @@ static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
       v_store(z + b * BLOCK + i, v_select(is_kept(&cut, b * BLOCK + i, v), v, v_set1(-INFINITY)));
     }
   }
-  return kept_by_mass(z, j->n, (struct measure){j->max, n->inverse}, n->top_p, scratch);
+  return kept_by_mass(z, j->n, how, n->top_p, scratch);
 }
 
 /* All that is left, as a prefix. */
@@ -201,8 +206,7 @@ static uint64_t weight_of(const struct list *list, float max, float inverse) {
 static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
                                  double temperature, const struct philox_key *key, char *scratch) {
   const struct prefix kept = all_left(l, j, scratch);
-  struct list list = gather(j, kept, &scratch), spare = list_in(&scratch, list.count);
-  sort_list(&list, &spare);
+  const struct list list = gather(j, kept, &scratch);
   float inverse = (float)(1.0 / temperature);
   put_support(a, row, &list, j->max, inverse, weight_of(&list, j->max, inverse));
   return gumbel_argmax(j, kept, temperature, key).id;
@@ -228,7 +232,8 @@ static size_t sample_few(const struct judged *j, const struct sample_args *a, co
   struct few f = pick_few(j, k, &scratch);
   truncate_few(&f, a, p, temperature);
   if (a->support_ids.ptr) {
-    put_support(a, row, &f.list, f.max, f.inverse, weigh_few(&f));
+    const struct list kept = gather(j, last_of(&f.list), &scratch);
+    put_support(a, row, &kept, f.max, f.inverse, weigh_few(&f));
   }
   return draw_few(&f, j, temperature, key);
 }

@@ -292,7 +292,7 @@ def support(
     ties: str = "lowest",
     steps: Iterable[str] = PRESETS["transformers"],
 ) -> NDArray[np.intp]:
-    """The ids a draw is made from, in descending order, for a valid row z."""
+    """The ids a draw is made from, ascending, for a valid row z."""
     top = z.max()
     order = descending(z)
     order = order[z[order] > -np.inf]
@@ -313,7 +313,7 @@ def support(
             least = _round_down(float(top) + current * float(log64(max(min_p, 2.2250738585072014e-308))))
             kept = max(int((z[order] >= least).sum()), min(min_keep, len(order)))
         order = order[:kept]
-    return order
+    return np.sort(order)
 
 
 def scores(
@@ -343,17 +343,16 @@ def draw(
     """The token: argmax of z / T + Gumbel noise over `kept`, or the inverse CDF at u, in id order on the weights."""
     if len(kept) == 1:
         return int(kept[0])
-    ids = np.sort(kept)
     temperature = min(temperature, 1e30)
     if u is not None:
-        w = [int(v) for v in weights(exp32(_y(z[ids], z.max(), np.float32(1.0 / temperature))))]
+        w = [int(v) for v in weights(exp32(_y(z[kept], z.max(), np.float32(1.0 / temperature))))]
         target, running = math.floor(Fraction(u) * sum(w)), 0
-        for i, weight in zip(ids, w, strict=True):
+        for i, weight in zip(kept, w, strict=True):
             running += weight
             if running > target:
                 return int(i)
-    hi, lo = scores(z, ids, temperature, seed=seed, key=key, step=step)
-    return int(ids[np.lexsort((ids, -lo, -hi))[0]])
+    hi, lo = scores(z, kept, temperature, seed=seed, key=key, step=step)
+    return int(kept[np.lexsort((kept, -lo, -hi))[0]])
 
 
 def logprobs(z: F32, kept: NDArray[np.intp], temperature: float) -> F32:
@@ -416,7 +415,7 @@ def _scored(row: F32, **how: Any) -> tuple[NDArray[np.intp], F64, F64]:
         return np.empty(0, np.intp), np.empty(0), np.empty(0)
     ids = np.flatnonzero(z > -np.inf)
     if temperature >= 1e-30:
-        ids = np.sort(support(z, temperature=temperature, ties=ties, steps=PRESETS[preset], **truncations))
+        ids = support(z, temperature=temperature, ties=ties, steps=PRESETS[preset], **truncations)
     hi, lo = scores(z, ids, temperature, **noise)
     best_first = np.lexsort((ids, -lo, -hi))
     return ids[best_first], hi[best_first], lo[best_first]
