@@ -27,7 +27,7 @@ static int know_prefix(struct drawn_from *d, const struct sample_args *a, const 
   if (left.rank) {
     return 0;
   }
-  d->kept = all_left(&left, &d->row, scratch);
+  d->kept = all_left(&left, &d->row, (float)(1.0 / d->temperature), scratch).prefix;
   return 1;
 }
 

@@ -53,26 +53,17 @@ static void put_only(const struct sample_args *a, int64_t row, float max, size_t
   }
 }
 
-static int64_t sample_whole(const struct sample_args *a, const struct sample_params *p, int64_t row, double temperature,
+static int64_t sample_whole(const struct sample_args *a, const struct sample_params *p, int64_t row,
                             const struct philox_key *key, char *scratch) {
-  size_t n = (size_t)a->cols, blocks = (n + BLOCK - 1) / BLOCK, room = (blocks + 1) * BLOCK;
-  struct row_state s = {.n = n, .inverse = 1.0f, .temperature = temperature, .force_exact = a->force_exact != 0};
-  s.z = (float *)take(&scratch, room * sizeof *s.z);
-  s.maxima = (float *)take(&scratch, (blocks + LANES) * sizeof *s.maxima);
-  uint32_t *counts = (uint32_t *)take(&scratch, n * sizeof *counts);
-  s.scratch = scratch;
-  write_edited(s.z, counts, a, row);
-  int has_nan = 0;
-  s.max = block_max(s.z, 0, n, DTYPE_F32, &has_nan);
-  if (has_nan || s.max == -INFINITY || s.max == INFINITY) {
+  struct row_state s;
+  if (!write_whole(&s, a, row, scratch)) {
     return -1;
   }
-  if (p->temperature < 1e-30) {
-    size_t token = first_equal(s.z, n, DTYPE_F32, s.max);
+  if (is_greedy(s.temperature)) {
+    size_t token = first_equal(s.z, s.n, DTYPE_F32, s.max);
     put_only(a, row, s.max, token);
     return (int64_t)token;
   }
-  truncate(&s, a, p);
   if (a->support_ids.ptr) {
     put_whole_support(&s, a, row);
   }
@@ -249,10 +240,10 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   const struct philox_key key = {p->seed, p->key, (uint32_t)p->step};
   double temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
-  int greedy = temperature < 1e-30;
+  int greedy = is_greedy(temperature);
   size_t few = few_first(a, p, (size_t)a->cols);
   if (a->force_exact || a->has_u) {
-    return sample_whole(a, p, row, temperature, &key, scratch);
+    return sample_whole(a, p, row, &key, scratch);
   }
   struct judged j;
   char *rest = scratch;
