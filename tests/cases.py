@@ -632,6 +632,11 @@ def exponents(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
     return x[:n].astype(dtype)
 
 
+def downward(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    x = np.concatenate([[0.0, -0.0, -87.0, -87.1, -np.inf, -1e38], rng.uniform(-90, 0, n)])
+    return x[:n].astype(dtype)
+
+
 def positives(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
     return np.exp(rng.uniform(-700, 700, n))
 
@@ -674,6 +679,14 @@ ARITHMETIC = [
         lambda n: [{}],
         as_rows("exp32", np.float32),
         lambda x, s: {"out": reference.exp32(x)},
+        dtypes=("f32",),
+    ),
+    Case(
+        "exp_rough",
+        downward,
+        lambda n: [{}],
+        as_rows("exp_rough", np.float32),
+        lambda x, s: {"out": reference.exp_rough(x)},
         dtypes=("f32",),
     ),
     Case(

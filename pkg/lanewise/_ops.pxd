@@ -8,7 +8,7 @@ cdef extern from "ops.h":
         OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
-        OP_exp32, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
+        OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_read_max, OP_read_exp, OP_copy
         OP_COUNT
 
