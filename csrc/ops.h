@@ -61,14 +61,31 @@ struct sample_args {
   struct span bias_ids, bias_values, bias_offsets; /* int64, float32, int64[rows + 1]; or dense float32 values */
   struct span prompt_ids, prompt_offsets;          /* int64, int64[rows + 1] */
   struct span output_ids, output_offsets;
-  struct span tokens;                                        /* int64[rows] */
+  struct span tokens;                                        /* int64[rows], of sample_n int64[rows][n] */
   struct span support_ids, support_logprobs, support_counts; /* int64[rows][cols], float32[rows][cols], int64[rows] */
+  struct span margins;                                       /* float64[rows]: by which verify's tokens won */
   int64_t rows, first_row, cols, dtype;
   int64_t x_stride;
   int64_t mask_kind, mask_stride, mask_width; /* width in ids; ids beyond are forbidden */
   int64_t bias_dense, bias_stride;
   int64_t has_u, ties_all, force_exact;
   int64_t steps[STEP_LIMIT]; /* the order of truncations, ended by 0 */
+  int64_t n;                 /* ids a row that sample_n draws, 1..cols */
+};
+
+struct probs_args {
+  struct span x, params, ids; /* of params only seed, key, step and u; int64[rows][n] */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride, n, has_u; /* with u, n is 1 */
+};
+
+/* Logits of the ids first .. cols - 1, whose best score comes out as hi and lo. */
+struct tile_args {
+  struct span x, score, token; /* float64[2], int64[1] */
+  int64_t rows, first_row, cols, dtype;
+  int64_t first; /* rows is 1 */
+  double temperature;
+  uint64_t seed, key, step;
 };
 
 /* One truncation of logits or probabilities, to rows of float32. */

@@ -151,7 +151,7 @@ INLINE double exponential_of(double v) {
   return -log_parts(direct ? 0.0 : k, direct ? -v : m - 1.0);
 }
 
-/* exp for x in [-700, 0]; 0 below and for -inf. Only block factors use it, so degree 12 and speed is no matter. */
+/* exp for x in [-700, 700]; 0 below and for -inf. Where it is used, degree 12 and speed are no matter. */
 INLINE double exp64_1(double x) {
   if (!(x >= -700.0)) {
     return 0.0;

@@ -4,6 +4,7 @@ test_cases.py runs every Case on every ISA at every size, and the replay driver 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -277,6 +278,94 @@ def sample_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
     }
 
 
+# ---- draws beside sample ----
+
+
+def keyed(settings: dict[str, Any]) -> dict[str, Any]:
+    return settings if "u" in settings else settings | {"key": 9}
+
+
+def without_u(n: int) -> list[dict[str, Any]]:
+    found = [s for s in sample_settings(n) if "u" not in s]
+    return found if n <= 5000 else found[1:2] + found[3:]
+
+
+def run_sample_n(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    how = for_rows(settings, len(x))
+    out = alloc((len(x), how["n"]), np.int64)
+    return {"ids": lanewise.sample_n(x, **how, keys=[9] * len(x), on_invalid="mark", out=out)}
+
+
+def run_verify(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    how = for_rows(settings, len(x)) | {"keys": [9] * len(x), "on_invalid": "mark"}
+    tokens = np.stack([lanewise.sample(x, **how).clip(0), np.full(len(x), x.shape[1] // 2)])
+    won, lost = (lanewise.verify(x, **how, token=t, out=alloc(x.shape[:1], np.float64)) for t in tokens)
+    return {"won": won, "tokens": tokens.T, "lost": lost}
+
+
+def verify_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    how = settings | {"key": 9}
+    tokens = [max(reference.sample_n(row, 1, **how)[0], 0) for row in x]
+    return {
+        "won": np.array([reference.verify(row, t, **how) for row, t in zip(x, tokens, strict=True)]),
+        "tokens": np.stack([tokens, np.full(len(x), x.shape[1] // 2)], axis=1),
+        "lost": np.array([reference.verify(row, x.shape[1] // 2, **how) for row in x]),
+    }
+
+
+def probs_of(kinds: dict[str, Callable[..., np.ndarray]]) -> Callable[..., np.ndarray]:
+    of_logits = rows(kinds)
+
+    def make(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+        x = of_logits(rng, n, np.dtype(np.float32)).astype(np.float64)
+        top = x.max(1, where=np.isfinite(x), initial=-1e30, keepdims=True)
+        with np.errstate(all="ignore"):
+            p = np.exp(x - top)
+            weights = [*p, p[0] * 1e-40, p[0] * 3e38, np.full(n, -0.0)]  # subnormals, sums that overflow, nothing
+            if n > 1:
+                weights.append(np.where(np.arange(n) == n // 2, -1e-45, p[0]))
+            return np.stack(weights).astype(np.float32).astype(dtype)
+
+    return make
+
+
+def probs_settings(n: int) -> list[dict[str, Any]]:
+    noise = [{"seed": 1, "step": 0}, {"seed": 2**64 - 1, "step": 2**32 - 1}][: 2 if n <= 5000 else 1]
+    several = [{"n": k, **noise[0]} for k in {1, min(n, 70), min(n, 4099)}]
+    return noise + several + [{"u": u} for u in (0.0, 0.3, 0.999, 1 - 2.0**-53)]
+
+
+def run_probs(x: np.ndarray, settings: dict[str, Any], alloc: Alloc) -> Results:
+    out = alloc((len(x), settings["n"]) if "n" in settings else (len(x),), np.int64)
+    keys = None if "u" in settings else [9] * len(x)
+    return {"ids": lanewise.sample_from_probs(x, **settings, keys=keys, on_invalid="mark", out=out)}
+
+
+def probs_reference(x: np.ndarray, settings: dict[str, Any]) -> Results:
+    ids = np.array([reference.sample_from_probs(row, **keyed(settings)) for row in x])
+    return {"ids": ids if "n" in settings else ids[:, 0]}
+
+
+def tile_rows(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    return rows(ANY)(rng, n, dtype)
+
+
+def tile_settings(n: int) -> list[dict[str, Any]]:
+    return [
+        {"first_id": first, "temperature": t, "seed": 2, "step": 1, "key": 9}
+        for first, t in product((0, 1, 64, 4095, 4160, 70001) if n <= 5000 else (4160, 70001), (0.0, 0.7, 1e31))
+        if n <= 5000 or t == 0.7
+    ]
+
+
+def tiles(draw: Callable[..., tuple[float, float, int]]) -> Callable[..., Results]:
+    def run(x: np.ndarray, settings: dict[str, Any], *_: Any) -> Results:
+        drawn = [draw(row, **settings) for row in x]
+        return {"score": np.array([d[:2] for d in drawn]), "token": np.array([d[2] for d in drawn])}
+
+    return run
+
+
 CHOICES = [
     Case(
         "argmax",
@@ -287,6 +376,18 @@ CHOICES = [
     ),
     Case("top_k", rows(ORDERED), all_k, run_top_k, top_k_reference),
     Case("sample", rows(ANY), sample_settings, run_sample, sample_reference),
+    Case(
+        "sample_n",
+        rows(ANY),
+        lambda n: (
+            [s | {"n": k} for s in without_u(n) for k in {min(n, 3), min(n, 70)}] + [{"n": n, "seed": 4, "step": 0}]
+        ),
+        run_sample_n,
+        lambda x, s: {"ids": np.array([reference.sample_n(row, **s, key=9) for row in x])},
+    ),
+    Case("verify", rows(ANY), without_u, run_verify, verify_reference),
+    Case("sample_from_probs", probs_of(ANY), probs_settings, run_probs, probs_reference),
+    Case("draw_tile", tile_rows, tile_settings, tiles(lanewise.drawing.draw_tile), tiles(reference.draw_tile)),
 ]
 
 
@@ -531,6 +632,11 @@ def exponents(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
     return x[:n].astype(dtype)
 
 
+def downward(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
+    x = np.concatenate([[0.0, -0.0, -87.0, -87.1, -np.inf, -1e38], rng.uniform(-90, 0, n)])
+    return x[:n].astype(dtype)
+
+
 def positives(rng: np.random.Generator, n: int, dtype: np.dtype) -> np.ndarray:
     return np.exp(rng.uniform(-700, 700, n))
 
@@ -573,6 +679,14 @@ ARITHMETIC = [
         lambda n: [{}],
         as_rows("exp32", np.float32),
         lambda x, s: {"out": reference.exp32(x)},
+        dtypes=("f32",),
+    ),
+    Case(
+        "exp_rough",
+        downward,
+        lambda n: [{}],
+        as_rows("exp_rough", np.float32),
+        lambda x, s: {"out": reference.exp_rough(x)},
         dtypes=("f32",),
     ),
     Case(

@@ -61,6 +61,24 @@ def test_exp_is_zero_below_its_range(isa: str) -> None:
     assert exp32(np.float32([LEAST]))[0] > 0
 
 
+def rough_share(x: np.ndarray) -> float:
+    rough = np.empty_like(x)
+    _ops.run_rows("exp_rough", x, rough)
+    return float(np.max(np.abs(rough / exp32(x).astype(np.float64) - 1)))
+
+
+def test_rough_exp_is_within_its_share(isa: str) -> None:
+    x = -np.concatenate([np.linspace(0, 87, 300_000), np.geomspace(1e-30, 87, 300_000)]).astype(np.float32)
+    assert 0.03 < rough_share(x) < 0.031  # what bounds on masses allow for: ROUGH_SHARE
+
+
+@pytest.mark.slow
+def test_rough_exp_of_every_float() -> None:
+    first, last, size = bits(np.float32(-0.0)), bits(np.float32(-87.0)), 1 << 22
+    for start in range(first, last + 1, size):
+        assert rough_share(floats(start, min(start + size, last))) < 0.031
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "last", "falling"), [(bits(np.float32(-0.0)), bits(LEAST), True), (0, bits(MOST), False)]

@@ -144,6 +144,55 @@ def test_sample_is_the_reference_at_length() -> None:
         compare_random(np.random.default_rng(seed), 1500)
 
 
+BATCH = 500  # rows
+SIZES = {1: 10, 3: 10, 17: 15, 64: 15, 65: 10, 130: 20, 500: 17, 4200: 2, 9000: 1}  # columns, and of a hundred batches
+
+
+def random_batch(rng: np.random.Generator, n: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """Rows that differ in all they may differ in, most of them with something that makes edges."""
+    scale = rng.choice([0.01, 1, 5, 50], (BATCH, 1))
+    rows = (rng.standard_normal((BATCH, n)) * scale).astype(np.float32)
+    rows = np.where(rng.random((BATCH, 1)) < 0.4, np.round(rows), rows)
+    rows[rng.random((BATCH, n)) < rng.choice([0, 0, 0, 0.5, 0.99], (BATCH, 1))] = -np.inf
+    rows = rows.astype(rng.choice([np.float32, np.float32, np.float16]))
+    how: dict[str, Any] = {
+        "temperature": rng.choice([0, 0.1, 0.7, 1, 1.5, 1e-20, 1e31], BATCH),
+        "top_k": rng.choice([0, 0, 1, 3, 50, n // 64 + 1, n - 1], BATCH),
+        "top_p": rng.choice([1, 1, 0, 0.1, 0.5, 0.9, 0.99, 1e-12, 1 - 1e-12], BATCH),
+        "min_p": rng.choice([0, 0, 0.01, 0.1, 1], BATCH),
+        "min_keep": rng.choice([1, 1, 1, 3], BATCH),
+        "ties": str(rng.choice(["lowest", "lowest", "all"])),
+        "preset": str(rng.choice(list(reference.PRESETS))),
+        "seed": int(rng.integers(2**63)),
+        "step": int(rng.integers(2**32)),
+    }
+    if rng.random() < 0.4:
+        ids = rng.integers(-1, n, (BATCH, 12))
+        how |= {"prompt_ids": ids, "output_ids": ids[:, ::2], "repetition_penalty": rng.choice([0.7, 1, 1.3], BATCH)}
+        how |= {"frequency_penalty": rng.choice([0, 0.3], BATCH), "bias": {int(i): 2.5 for i in rng.integers(0, n, 3)}}
+    if rng.random() < 0.4:
+        how["mask"] = rng.random((BATCH, n)) < rng.choice([0.05, 0.5, 0.95], (BATCH, 1))
+    return rows, how
+
+
+@pytest.mark.slow
+def test_the_fast_path_is_the_exact_one_a_million_times() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(1_000_000 // BATCH):
+        n = int(rng.choice(list(SIZES), p=np.array(list(SIZES.values())) / 100))
+        rows, how = random_batch(rng, n)
+        results = []
+        for isa in _dispatch.runnable():
+            with lanewise.using(isa):
+                for exact in (False, True):
+                    _ops.set_force_exact(exact)
+                    try:
+                        results.append(lanewise.sample(rows, **how, on_invalid="mark").tobytes())
+                    finally:
+                        _ops.set_force_exact(False)
+        assert len(set(results)) == 1, (rows.shape, rows.dtype, how)
+
+
 def compare_random(rng: np.random.Generator, count: int) -> None:
     for _ in range(count):
         n = int(rng.choice([1, 2, 5, 16, 17, 63, 64, 65, 100, 1000, 5000, 20000]))

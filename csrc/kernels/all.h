@@ -11,6 +11,8 @@
 
 #include "top_k.h"
 
+#include "winners.h"
+
 #include "noise.h"
 
 #include "mass.h"
@@ -19,9 +21,17 @@
 
 #include "truncate.h"
 
+#include "whole.h"
+
 #include "few.h"
 
 #include "sample.h"
+
+#include "draws.h"
+
+#include "probs.h"
+
+#include "tile.h"
 
 #include "logprobs.h"
 

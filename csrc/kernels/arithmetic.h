@@ -10,6 +10,16 @@ static void exp32(const struct row_args *a, void *scratch) {
   }
 }
 
+static void exp_rough(const struct row_args *a, void *scratch) {
+  (void)scratch;
+  const float *x = a->x.ptr;
+  float *out = a->out.ptr;
+  size_t n = (size_t)a->cols;
+  for (size_t i = 0; i < n; i += LANES) {
+    store_upto(out, i, n, v_exp_rough(n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f)));
+  }
+}
+
 static void log64(const struct row_args *a, void *scratch) {
   (void)scratch;
   const double *x = a->x.ptr;

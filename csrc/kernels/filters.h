@@ -92,9 +92,13 @@ static void put_kept(float *out, const float *x, const float *z, size_t n, struc
 }
 
 static struct prefix kept_by_top_p(const struct filtered *f, float inverse) {
-  struct prefix kept = kept_by_mass(f->x, f->row.n, (struct measure){f->row.max, inverse}, f->p->top_p, f->scratch);
-  kept.end = f->ties_all ? f->row.n : kept.end;
-  return at_least(f, kept);
+  struct nucleus nucleus = whole_nucleus(&f->row, inverse, f->p->top_p);
+  struct weighed kept;
+  if (!ends_early(&nucleus, &kept, f->scratch)) {
+    kept = kept_by_mass(f->x, f->row.n, (struct measure){f->row.max, inverse}, f->p->top_p, f->scratch);
+  }
+  kept.prefix.end = f->ties_all ? f->row.n : kept.prefix.end;
+  return at_least(f, kept.prefix);
 }
 
 /* The same by the step of sample. */
@@ -190,8 +194,9 @@ static int64_t renorm_row(const struct filter_args *a, int64_t row, char *scratc
     find_maxima(&f.row, &has_nan);
     kept = kept_by_top_k(&f);
   } else {
-    kept = f.p->top_p < 1.0 ? kept_by_mass(f.x, f.row.n, (struct measure){f.row.max, 0.0f}, f.p->top_p, f.scratch)
-                            : everything;
+    kept = f.p->top_p < 1.0
+               ? kept_by_mass(f.x, f.row.n, (struct measure){f.row.max, 0.0f}, f.p->top_p, f.scratch).prefix
+               : everything;
   }
   kept.end = f.ties_all ? f.row.n : kept.end;
   put_renormed(&f, kept);

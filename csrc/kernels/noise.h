@@ -50,18 +50,10 @@ static void noise_of(double noise[LANES], const double a[LANES]) {
   }
 }
 
-/* The best score so far; scores are exact sums, kept as hi + lo (Knuth's TwoSum). */
-struct winner {
-  double hi, lo;
-  size_t id;
-  float z;
-};
-
-INLINE void challenge(struct winner *best, float logit, double temperature, double noise, size_t id) {
-  double z = (double)logit / temperature;
-  double hi = z + noise, t = hi - z, lo = (z - (hi - t)) + (noise - t);
-  if (hi > best->hi || (hi == best->hi && (lo > best->lo || (lo == best->lo && id < best->id)))) {
-    *best = (struct winner){hi, lo, id, logit};
+INLINE void challenge(struct winner *best, float z, double temperature, double noise, size_t id) {
+  struct winner w = scored(z, temperature, noise, id);
+  if (beats(w, *best)) {
+    *best = w;
   }
 }
 
@@ -117,7 +109,8 @@ struct draw {
   struct prefix from; /* what may win */
   double temperature;
   const struct philox_key *key;
-  struct winner best;
+  struct winners *several; /* NULL: only the best is wanted */
+  struct winner best;      /* or, of several, the one to beat */
   struct queue ids, blocks;
 };
 
@@ -143,7 +136,7 @@ static void repeat_first(struct queue *q) {
 /* No logit below this can reach the best score with so much noise; a little low, which costs a look and nothing else. A
    score that equals the best counts: its id may be lower. */
 static float needed(const struct draw *d, double noise) {
-  double z = (d->best.hi - noise) * d->temperature;
+  double y = d->best.hi - noise, z = d->temperature > 0.0 ? y * d->temperature : exp64_1(y);
   z -= (fabs(d->best.hi) + fabs(noise)) * d->temperature * 0x1p-40 + fabs(z) * 0x1p-22 + 0x1p-140;
   float least = d->best.hi == -INFINITY || z < -FLT_MAX ? -FLT_MAX : (float)z;
   return least > d->from.value ? least : d->from.value > -FLT_MAX ? d->from.value : -FLT_MAX;
@@ -156,7 +149,10 @@ static void challenge_ids(struct draw *d) {
   child_nodes(a, q->parent, q->largest, q->node, DOMAIN_ID, 1, d->key);
   noise_of(noise, a);
   for (size_t l = 0; l < q->count; l++) {
-    challenge(&d->best, q->z[l], d->temperature, noise[l], q->node[l]);
+    struct winner w = scored(q->z[l], d->temperature, noise[l], q->node[l]);
+    if (beats(w, d->best)) {
+      d->best = d->several ? enter(d->several, w, d->best) : w;
+    }
   }
   q->count = 0;
 }
@@ -170,7 +166,7 @@ INLINE void consider_id(struct draw *d, float z, size_t id, double parent, uint3
 static void open_block(struct draw *d, size_t block, double a, double noise, uint32_t largest) {
   float room[BLOCK];
   const float *z = block_of(d->row, block, room);
-  if (d->best.hi == -INFINITY) { /* the two likeliest first: they spare most of the others */
+  if (d->best.hi == -INFINITY && !d->several) { /* the two likeliest first: they spare most of the others */
     size_t likely[2] = {first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]), largest};
     for (size_t i = 0; i < 2; i++) {
       consider_id(d, z[likely[i]], block * BLOCK + likely[i], a, largest);
@@ -206,7 +202,7 @@ static void open_blocks(struct draw *d) {
   largest_ids(largest, q.node, d->key);
   noise_of(noise, a);
   for (size_t l = 0; l < LANES; l++) {
-    score[l] = (double)q.z[l] / d->temperature + noise[l];
+    score[l] = before_noise(q.z[l], d->temperature) + noise[l];
   }
   for (size_t i = highest(score, q.count); score[i] > -INFINITY && score[i] >= d->best.hi;
        i = highest(score, q.count)) {
@@ -242,13 +238,14 @@ static void open_superblock(struct draw *d, size_t superblock, double a, double 
   }
 }
 
-/* argmax of z_i / T + G_i over the ids in `from`, of which there is one */
-static struct winner gumbel_argmax(const struct judged *row, struct prefix from, double temperature,
-                                   const struct philox_key *key) {
+/* The best of z_i / T + G_i over the ids in `from`, or several of the best. */
+static struct winner gumbel_best(const struct judged *row, struct prefix from, double temperature,
+                                 const struct philox_key *key, struct winners *several) {
   double a[MAX_SUPERBLOCKS], noise[MAX_SUPERBLOCKS], score[MAX_SUPERBLOCKS];
   uint32_t largest[MAX_SUPERBLOCKS];
   size_t count = (row->blocks + FANOUT - 1) / FANOUT;
-  struct draw d = {row, from, temperature, key, {-INFINITY, 0.0, row->n, -INFINITY}, {.count = 0}, {.count = 0}};
+  struct draw d = {row,          from,        temperature, key, several, {-INFINITY, 0.0, row->n, -INFINITY},
+                   {.count = 0}, {.count = 0}};
   for (size_t s = 0; s < count; s += LANES) {
     uint32_t superblock[LANES];
     u_store(superblock, ids_from(s));
@@ -259,7 +256,7 @@ static struct winner gumbel_argmax(const struct judged *row, struct prefix from,
     vf v[4];
     row_load64(v, row->maxima, s * FANOUT, row->blocks, DTYPE_F32, -INFINITY);
     float max = max_across64(v);
-    score[s] = is_in(from, max, s * SUPERBLOCK) ? (double)max / temperature + noise[s] : -INFINITY;
+    score[s] = is_in(from, max, s * SUPERBLOCK) ? before_noise(max, temperature) + noise[s] : -INFINITY;
   }
   for (size_t s = highest(score, count); score[s] > -INFINITY && score[s] >= d.best.hi; s = highest(score, count)) {
     open_superblock(&d, s, a[s], noise[s], largest[s]);
@@ -272,6 +269,12 @@ static struct winner gumbel_argmax(const struct judged *row, struct prefix from,
     challenge_ids(&d);
   }
   return d.best;
+}
+
+/* argmax of z_i / T + G_i over the ids in `from`, of which there is one */
+static struct winner gumbel_argmax(const struct judged *row, struct prefix from, double temperature,
+                                   const struct philox_key *key) {
+  return gumbel_best(row, from, temperature, key, NULL);
 }
 
 /* The noise of every id, the long way: what the lazy tree must agree with. */

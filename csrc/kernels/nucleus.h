@@ -163,9 +163,15 @@ static float bisect(struct search *s, struct measure m, uint64_t limit) {
   return least;
 }
 
+/* A prefix and what it weighs. */
+struct weighed {
+  struct prefix prefix;
+  uint64_t weight;
+};
+
 /* The prefix with whose last entry the running weight reaches top_p of the row's; x has a NaN nowhere, and -inf where
    nothing weighs. */
-static struct prefix kept_by_mass(const float *x, size_t n, struct measure m, double top_p, char *scratch) {
+static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, double top_p, char *scratch) {
   struct search s = {.left = list_in(&scratch, n).value};
   float low, high;
   guess_bounds(x, n, m, top_p, scratch, &low, &high);
@@ -179,6 +185,24 @@ static struct prefix kept_by_mass(const float *x, size_t n, struct measure m, do
     s.count = pick_side(s.left, x, n, low, 0);
   }
   float value = bisect(&s, m, limit);
-  uint64_t w = mass_of(&value, 1, m, everything);
-  return (struct prefix){value, nth_equal(x, n, value, (limit - s.above + w - 1) / w) + 1};
+  uint64_t w = mass_of(&value, 1, m, everything), ties = (limit - s.above + w - 1) / w;
+  return (struct weighed){{value, nth_equal(x, n, value, ties) + 1}, s.above + ties * w};
+}
+
+/* Whether the nucleus is surely among the first few, by their exact weights and a rough total. */
+static int ends_early(struct nucleus *n, struct weighed *kept, char *scratch) {
+  const struct list first = first_of(n->row, min_size(FEW, n->row->blocks), &scratch);
+  const struct weighing how = {1, n->row->max, n->inverse, 0.0};
+  uint64_t w[FEW + LANES], weight = 0;
+  for (size_t i = 0; i < first.count; i += LANES) {
+    weigh16(w + i, v_load(first.value + i), &how);
+  }
+  n->rough = rough_mass(n->row, n->of, n->inverse) * 0x1p43;
+  uint64_t least = top_p_limit(n->top_p, (uint64_t)(n->rough * (1.0 - ROUGH_SHARE - SUM_SHARE)));
+  uint64_t most = top_p_limit(n->top_p, (uint64_t)(n->rough * (1.0 + ROUGH_SHARE + SUM_SHARE)));
+  for (size_t i = 0; i < first.count && is_in(n->of, first.value[i], first.id[i]) && weight < least; i++) {
+    weight += w[i];
+    *kept = (struct weighed){{first.value[i], first.id[i] + 1}, weight};
+  }
+  return weight >= most;
 }

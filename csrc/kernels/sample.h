@@ -8,29 +8,30 @@
    prefix of that order, and noise belongs to the id, so the first winner that is left is the winner over all that is.
  */
 
-INLINE void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
-                        uint64_t total) {
+/* Kept ids, ascending, and their logprobs, renormalised by the weight that is kept. */
+static void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
+                        uint64_t weight) {
   int64_t *ids = (int64_t *)a->support_ids.ptr + row * a->cols;
   float *logprobs = (float *)a->support_logprobs.ptr + row * a->cols;
-  double log_total = log64_1((double)total) - WEIGHT_BITS * 6.93147180559945286227e-01;
+  double log_weight = log64_1((double)weight) - WEIGHT_BITS * 6.93147180559945286227e-01;
   for (size_t i = 0; i < kept->count; i++) {
     ids[i] = kept->id[i];
-    logprobs[i] = (float)((double)((kept->value[i] + 0.0f - max) * inverse) - log_total);
+  }
+  for (size_t i = 0; i < kept->count; i++) {
+    logprobs[i] = (float)((double)((kept->value[i] + 0.0f - max) * inverse) - log_weight);
   }
   ((int64_t *)a->support_counts.ptr)[row] = (int64_t)kept->count;
 }
 
 /* ---- the exact way ---- */
 
-/* Kept ids in descending order and their renormalised logprobs. */
 static void put_whole_support(struct row_state *s, const struct sample_args *a, int64_t row) {
   char *scratch = s->scratch;
-  struct list kept = list_in(&scratch, s->n), spare = list_in(&scratch, s->n);
+  struct list kept = list_in(&scratch, s->n);
   for (size_t i = 0; i < s->n; i += LANES) { /* z is padded with -inf */
     vf v = v_load(s->z + i);
     append(&kept, v, ids_from(i), v_gt(v, v_set1(-INFINITY)));
   }
-  sort_list(&kept, &spare);
   put_support(a, row, &kept, s->max, s->inverse, total_weight(s));
 }
 
@@ -52,26 +53,17 @@ static void put_only(const struct sample_args *a, int64_t row, float max, size_t
   }
 }
 
-static int64_t sample_whole(const struct sample_args *a, const struct sample_params *p, int64_t row, double temperature,
+static int64_t sample_whole(const struct sample_args *a, const struct sample_params *p, int64_t row,
                             const struct philox_key *key, char *scratch) {
-  size_t n = (size_t)a->cols, blocks = (n + BLOCK - 1) / BLOCK, room = (blocks + 1) * BLOCK;
-  struct row_state s = {.n = n, .inverse = 1.0f, .temperature = temperature, .force_exact = a->force_exact != 0};
-  s.z = (float *)take(&scratch, room * sizeof *s.z);
-  s.maxima = (float *)take(&scratch, (blocks + LANES) * sizeof *s.maxima);
-  uint32_t *counts = (uint32_t *)take(&scratch, n * sizeof *counts);
-  s.scratch = scratch;
-  write_edited(s.z, counts, a, row);
-  int has_nan = 0;
-  s.max = block_max(s.z, 0, n, DTYPE_F32, &has_nan);
-  if (has_nan || s.max == -INFINITY || s.max == INFINITY) {
+  struct row_state s;
+  if (!write_whole(&s, a, row, scratch)) {
     return -1;
   }
-  if (p->temperature < 1e-30) {
-    size_t token = first_equal(s.z, n, DTYPE_F32, s.max);
+  if (is_greedy(s.temperature)) {
+    size_t token = first_equal(s.z, s.n, DTYPE_F32, s.max);
     put_only(a, row, s.max, token);
     return (int64_t)token;
   }
-  truncate(&s, a, p);
   if (a->support_ids.ptr) {
     put_whole_support(&s, a, row);
   }
@@ -160,8 +152,16 @@ static struct list gather(const struct judged *j, struct prefix p, char **scratc
 }
 
 /* The nucleus of what l->nucleus is of: nothing else weighs. */
-static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
+static struct weighed nucleus_of_left(struct nucleus *n, char *scratch) {
   const struct judged *j = n->row;
+  const struct measure how = {j->max, n->inverse};
+  struct weighed kept;
+  if (ends_early(n, &kept, scratch)) {
+    return kept;
+  }
+  if (j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && !j->is_edited && !is_longer(everything, n->of)) {
+    return kept_by_mass(j->x, j->n, how, n->top_p, scratch);
+  }
   const struct cut cut = cut_of(n->of);
   float *z = (float *)take(&scratch, j->blocks * BLOCK * sizeof *z);
   for (size_t b = 0; b < j->blocks; b++) {
@@ -172,21 +172,24 @@ static struct prefix nucleus_of_left(const struct nucleus *n, char *scratch) {
       v_store(z + b * BLOCK + i, v_select(is_kept(&cut, b * BLOCK + i, v), v, v_set1(-INFINITY)));
     }
   }
-  return kept_by_mass(z, j->n, (struct measure){j->max, n->inverse}, n->top_p, scratch);
+  return kept_by_mass(z, j->n, how, n->top_p, scratch);
 }
 
-/* All that is left, as a prefix. */
-static struct prefix all_left(struct left *l, const struct judged *j, char *scratch) {
+/* All that is left; its weight only if it is known without weighing it, else 0. */
+static struct weighed all_left(struct left *l, const struct judged *j, float inverse, char *scratch) {
   if (l->nucleus.top_p >= 1.0) {
-    return l->known;
+    return (struct weighed){l->known, 0};
   }
-  struct prefix kept = nucleus_of_left(&l->nucleus, scratch);
+  struct weighed nucleus = nucleus_of_left(&l->nucleus, scratch);
+  struct prefix kept = nucleus.prefix;
   kept.end = l->ties_all ? j->n : kept.end;
   if (l->nucleus.min_keep > 1) {
     const struct list least = first_of(j, min_size(l->nucleus.min_keep, j->n), &scratch);
     kept = is_longer(last_of(&least), kept) ? last_of(&least) : kept;
   }
-  return shorter(l->known, kept);
+  kept = shorter(l->known, kept);
+  int same = kept.value == nucleus.prefix.value && kept.end == nucleus.prefix.end && inverse == l->nucleus.inverse;
+  return (struct weighed){kept, same ? nucleus.weight : 0};
 }
 
 static uint64_t weight_of(const struct list *list, float max, float inverse) {
@@ -200,12 +203,11 @@ static uint64_t weight_of(const struct list *list, float max, float inverse) {
 
 static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
                                  double temperature, const struct philox_key *key, char *scratch) {
-  const struct prefix kept = all_left(l, j, scratch);
-  struct list list = gather(j, kept, &scratch), spare = list_in(&scratch, list.count);
-  sort_list(&list, &spare);
   float inverse = (float)(1.0 / temperature);
-  put_support(a, row, &list, j->max, inverse, weight_of(&list, j->max, inverse));
-  return gumbel_argmax(j, kept, temperature, key).id;
+  struct weighed kept = all_left(l, j, inverse, scratch);
+  const struct list list = gather(j, kept.prefix, &scratch);
+  put_support(a, row, &list, j->max, inverse, kept.weight ? kept.weight : weight_of(&list, j->max, inverse));
+  return gumbel_argmax(j, kept.prefix, temperature, key).id;
 }
 
 static size_t draw_left(struct left *l, const struct judged *j, double temperature, const struct philox_key *key) {
@@ -228,7 +230,8 @@ static size_t sample_few(const struct judged *j, const struct sample_args *a, co
   struct few f = pick_few(j, k, &scratch);
   truncate_few(&f, a, p, temperature);
   if (a->support_ids.ptr) {
-    put_support(a, row, &f.list, f.max, f.inverse, weigh_few(&f));
+    const struct list kept = gather(j, last_of(&f.list), &scratch);
+    put_support(a, row, &kept, f.max, f.inverse, weigh_few(&f));
   }
   return draw_few(&f, j, temperature, key);
 }
@@ -237,10 +240,10 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   const struct philox_key key = {p->seed, p->key, (uint32_t)p->step};
   double temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
-  int greedy = temperature < 1e-30;
+  int greedy = is_greedy(temperature);
   size_t few = few_first(a, p, (size_t)a->cols);
   if (a->force_exact || a->has_u) {
-    return sample_whole(a, p, row, temperature, &key, scratch);
+    return sample_whole(a, p, row, &key, scratch);
   }
   struct judged j;
   char *rest = scratch;

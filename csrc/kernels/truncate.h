@@ -83,7 +83,7 @@ static struct prefix nucleus_of(struct row_state *s, double top_p) {
     const struct weighing mass = {1, s->max, s->inverse, top_p};
     return select_weight(s->z, s->n, 1, &mass, s->scratch);
   }
-  return kept_by_mass(s->z, s->n, (struct measure){s->max, s->inverse}, top_p, s->scratch);
+  return kept_by_mass(s->z, s->n, (struct measure){s->max, s->inverse}, top_p, s->scratch).prefix;
 }
 
 static void truncate_top_p(struct row_state *s, const struct sample_params *p, int ties_all) {

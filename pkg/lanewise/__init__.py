@@ -3,6 +3,7 @@
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
+from .drawing import sample_from_probs, sample_n, verify
 from .errors import InvalidLogitsError
 from .filters import (
     apply_bias,
@@ -17,12 +18,14 @@ from .filters import (
 from .params import SamplingParams, Stream
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
+from .state import SampleState
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
     "InvalidLogitsError",
     "Logprobs",
+    "SampleState",
     "SamplingParams",
     "Stream",
     "Support",
@@ -37,6 +40,8 @@ __all__ = [
     "logsumexp",
     "min_p_mask",
     "sample",
+    "sample_from_probs",
+    "sample_n",
     "scale",
     "set_num_threads",
     "softmax",
@@ -48,4 +53,5 @@ __all__ = [
     "tune",
     "use",
     "using",
+    "verify",
 ]

@@ -5,9 +5,10 @@ from libc.stdint cimport int64_t, uint64_t
 cdef extern from "ops.h":
     enum:
         OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample, OP_logprobs
+        OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
-        OP_exp32, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
+        OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_read_max, OP_read_exp, OP_copy
         OP_COUNT
 
@@ -43,11 +44,23 @@ cdef extern from "ops.h":
         span x, params, mask
         span bias_ids, bias_values, bias_offsets
         span prompt_ids, prompt_offsets, output_ids, output_offsets
-        span tokens, support_ids, support_logprobs, support_counts
+        span tokens, support_ids, support_logprobs, support_counts, margins
         int64_t rows, first_row, cols, dtype
         int64_t x_stride, mask_kind, mask_stride, mask_width
         int64_t bias_dense, bias_stride, has_u, ties_all, force_exact
         int64_t steps[8]
+        int64_t n
+
+    struct probs_args:
+        span x, params, ids
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, n, has_u
+
+    struct tile_args:
+        span x, score, token
+        int64_t rows, first_row, cols, dtype, first
+        double temperature
+        uint64_t seed, key, step
 
     struct filter_args:
         span x, out, params, status

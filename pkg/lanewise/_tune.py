@@ -17,6 +17,9 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "top_k": {"k": 50},
     "logprobs": {"tokens": [0], "top_n": 20},
     "sample": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 1, "step": 0},
+    "sample_n": {"n": 5, "seed": 1, "step": 0},
+    "verify": {"token": 0, "seed": 1, "step": 0},
+    "sample_from_probs": {"seed": 1, "step": 0},
     "top_k_mask": {"k": 50},
     "top_p_mask": {"p": 0.95},
     "min_p_mask": {"min_p": 0.05},
@@ -26,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what operations need beyond logits
     "apply_bias": {"bias": {0: -1.0}},
     "apply_token_bitmask": {"mask": np.arange(SIZES[0]) % 3 == 0},
 }
-PROBABILITIES = ("top_k_renorm", "top_p_renorm")  # what they take instead of logits
+PROBABILITIES = ("sample_from_probs", "top_k_renorm", "top_p_renorm")  # what they take instead of logits
 
 
 def tune(seconds: float = 0.4) -> list[dict[str, Any]]:

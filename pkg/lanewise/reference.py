@@ -54,6 +54,14 @@ def exp32(x: Any) -> F32:
         return np.where(x >= np.float32(-87.33), scaled, np.float32(0))
 
 
+def exp_rough(x: Any) -> F32:
+    """What bounds are made of: within 3.1 % of exp32 on [-87, 0], and what it is at -87 below."""
+    x = np.maximum(np.float32(x), np.float32(-87))
+    one = np.float32(2.0**23 + 127 * 2**15 - 1409)
+    t = fma32(x, np.float32(1.44269504088896341) * np.float32(2**15), one)
+    return (t.view(np.uint32) << np.uint32(8)).view(np.float32)
+
+
 def weights(e: Any) -> U64:
     """round(2^43 * e), half to even, as integers."""
     return np.asarray(np.rint(np.float64(e) * WEIGHT_ONE), np.uint64)
@@ -292,7 +300,7 @@ def support(
     ties: str = "lowest",
     steps: Iterable[str] = PRESETS["transformers"],
 ) -> NDArray[np.intp]:
-    """The ids a draw is made from, in descending order, for a valid row z."""
+    """The ids a draw is made from, ascending, for a valid row z."""
     top = z.max()
     order = descending(z)
     order = order[z[order] > -np.inf]
@@ -313,7 +321,21 @@ def support(
             least = _round_down(float(top) + current * float(log64(max(min_p, 2.2250738585072014e-308))))
             kept = max(int((z[order] >= least).sum()), min(min_keep, len(order)))
         order = order[:kept]
-    return order
+    return np.sort(order)
+
+
+def scores(
+    z: F32, ids: NDArray[np.intp], temperature: float, *, seed: int, key: int, step: int, probs: bool = False
+) -> tuple[F64, F64]:
+    """What the highest of wins: z / T + noise, or log z + noise, exactly, as hi + lo; at temperature 0, z."""
+    a = z[ids].astype(np.float64)
+    if not probs and temperature < 1e-30:
+        return a, np.zeros(len(ids))
+    a = log64(a) if probs else a / min(temperature, 1e30)
+    b = gumbel(len(z), seed, key, step)[ids]
+    hi = a + b
+    t = hi - a
+    return hi, (a - (hi - t)) + (b - t)
 
 
 def draw(
@@ -329,21 +351,16 @@ def draw(
     """The token: argmax of z / T + Gumbel noise over `kept`, or the inverse CDF at u, in id order on the weights."""
     if len(kept) == 1:
         return int(kept[0])
-    ids = np.sort(kept)
     temperature = min(temperature, 1e30)
     if u is not None:
-        w = [int(v) for v in weights(exp32(_y(z[ids], z.max(), np.float32(1.0 / temperature))))]
+        w = [int(v) for v in weights(exp32(_y(z[kept], z.max(), np.float32(1.0 / temperature))))]
         target, running = math.floor(Fraction(u) * sum(w)), 0
-        for i, weight in zip(ids, w, strict=True):
+        for i, weight in zip(kept, w, strict=True):
             running += weight
             if running > target:
                 return int(i)
-    a = z[ids].astype(np.float64) / temperature
-    b = gumbel(len(z), seed, key, step)[ids]
-    hi = a + b
-    t = hi - a
-    lo = (a - (hi - t)) + (b - t)
-    return int(ids[np.lexsort((ids, -lo, -hi))[0]])
+    hi, lo = scores(z, kept, temperature, seed=seed, key=key, step=step)
+    return int(kept[np.lexsort((kept, -lo, -hi))[0]])
 
 
 def logprobs(z: F32, kept: NDArray[np.intp], temperature: float) -> F32:
@@ -387,6 +404,81 @@ def sample(
     )
     token = draw(z, kept, temperature, seed=seed, key=key, step=step, u=u)
     return token, kept, logprobs(z, kept, temperature)
+
+
+# ---- draws beside sample ----
+
+
+def _scored(row: F32, **how: Any) -> tuple[NDArray[np.intp], F64, F64]:
+    """What sample_n and verify draw from, best first, and its scores; none of an invalid row."""
+    noise = {name: how.pop(name, 0) for name in ("seed", "key", "step")}
+    temperature, ties, preset = (
+        how.pop("temperature", 1.0),
+        how.pop("ties", "lowest"),
+        how.pop("preset", "transformers"),
+    )
+    truncations = {name: how.pop(name) for name in ("top_k", "top_p", "min_p", "min_keep") if name in how}
+    z = processed(row, **how)
+    if argmax(z) < 0:
+        return np.empty(0, np.intp), np.empty(0), np.empty(0)
+    ids = np.flatnonzero(z > -np.inf)
+    if temperature >= 1e-30:
+        ids = support(z, temperature=temperature, ties=ties, steps=PRESETS[preset], **truncations)
+    hi, lo = scores(z, ids, temperature, **noise)
+    best_first = np.lexsort((ids, -lo, -hi))
+    return ids[best_first], hi[best_first], lo[best_first]
+
+
+def _first(ids: NDArray[np.intp], n: int) -> list[int]:
+    return [*ids[:n].tolist(), *[-1] * (n - len(ids))]
+
+
+def sample_n(row: F32, n: int, **how: Any) -> list[int]:
+    """n ids without replacement, in the order of drawing, -1 behind them where there are fewer."""
+    return _first(_scored(row, **how)[0], n)
+
+
+def verify(row: F32, token: int, **how: Any) -> float:
+    """The score of `token` less the best of the others."""
+    ids, hi, lo = _scored(row, **how)
+    if len(ids) == 0:
+        return math.nan
+    if token not in ids:
+        return -math.inf
+    if len(ids) == 1:
+        return math.inf
+    own, other = int(np.flatnonzero(ids == token)[0]), int(ids[0] == token)
+    return float((hi[own] - hi[other]) + (lo[own] - lo[other]))
+
+
+def sample_from_probs(
+    probs: F32, *, n: int = 1, seed: int = 0, key: int = 0, step: int = 0, u: float | None = None
+) -> list[int]:
+    """n ids without replacement, as log p + noise orders them; at u one, by inverse CDF in id order."""
+    if not ((probs >= 0) & (probs < np.inf)).all() or not (probs > 0).any():
+        return [-1] * n
+    if u is not None:
+        running = np.cumsum(weights(probs / probs.max()), dtype=np.uint64)
+        target = math.floor(Fraction(u) * int(running[-1]))
+        return [int(np.searchsorted(running, np.uint64(target), side="right"))]
+    ids = np.flatnonzero(probs > 0)
+    hi, lo = scores(probs, ids, 1.0, seed=seed, key=key, step=step, probs=True)
+    return _first(ids[np.lexsort((ids, -lo, -hi))], n)
+
+
+def draw_tile(
+    tile: F32, first_id: int, *, temperature: float, seed: int, step: int, key: int = 0
+) -> tuple[float, float, int]:
+    """The best score among the ids from first_id on, as (hi, lo, id)."""
+    if not (tile < np.inf).all():
+        return math.nan, 0.0, -1
+    z = np.concatenate([np.full(first_id, -np.inf, np.float32), tile])
+    ids = np.flatnonzero(z > -np.inf)
+    if len(ids) == 0:
+        return -math.inf, 0.0, -1
+    hi, lo = scores(z + np.float32(0), ids, temperature, seed=seed, key=key, step=step)
+    best = np.lexsort((ids, -lo, -hi))[0]
+    return float(hi[best]), float(lo[best]), int(ids[best])
 
 
 # ---- one truncation alone ----

@@ -137,7 +137,7 @@ cdef tuple run_top_k(top_k_args *a, int64_t width, bint single, object out):
 # ---- sample ----
 
 class Support(NamedTuple):
-    """What truncation left of each row: row r has ids[indptr[r]:indptr[r + 1]], descending, with logprobs."""
+    """What truncation left of each row: row r has ids[indptr[r]:indptr[r + 1]], ascending, with logprobs."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -227,6 +227,8 @@ cdef object support_of(tuple room):
     return Support(packed(ids, counts), packed(logprobs, counts), indptr)
 
 
-# The first counts[r] entries of every row, one after the other.
+# The first counts[r] entries of every row, one after the other; those of a single row as they lie, if they are most of it.
 cdef object packed(object rows, object counts):
+    if len(counts) == 1 and 2 * counts[0] >= rows.shape[1]:
+        return rows[0, :counts[0]]
     return np.concatenate([row[:count] for row, count in zip(rows, counts.tolist())] or [rows.reshape(-1)])
