@@ -41,8 +41,8 @@ INLINE vm m_and(vm a, vm b) { return (vm)(a & b); }
 INLINE unsigned m_bits(vm a) { return a; }
 INLINE vm m_of_bits(unsigned bits) { return (vm)bits; }
 INLINE unsigned b_nonzero(const uint8_t *p) {
-  __m128i bytes = _mm_loadu_si128((const __m128i *)p);
-  return _mm_test_epi8_mask(bytes, bytes);
+  __m128i zero = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)p), _mm_setzero_si128());
+  return (unsigned)_mm_movemask_epi8(zero) ^ 0xffffu;
 }
 INLINE vf v_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
 INLINE void v_fill64(vf v[4], uint64_t keep, float fill) {

@@ -10,7 +10,7 @@ struct few {
 /* The k first of those allowed. */
 static struct few pick_few(const struct judged *j, size_t k, char **scratch) {
   struct few f = {.list = first_of(j, k, scratch), .max = j->max, .inverse = 1.0f};
-  while (f.list.value[f.list.count - 1] == -INFINITY) { /* the first is not */
+  while (f.list.count > 1 && f.list.value[f.list.count - 1] == -INFINITY) {
     f.list.count--;
   }
   f.weight = (uint64_t *)take(scratch, (f.list.count + LANES) * sizeof *f.weight);

@@ -167,7 +167,7 @@ static void open_block(struct draw *d, size_t block, double a, double noise, uin
   float room[BLOCK];
   const float *z = block_of(d->row, block, room);
   if (d->best.hi == -INFINITY && !d->several) { /* the two likeliest first: they spare most of the others */
-    size_t likely[2] = {first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]), largest};
+    size_t likely[2] = {first_equal(z, BLOCK, DTYPE_F32, d->row->maxima[block]) % BLOCK, largest};
     for (size_t i = 0; i < 2; i++) {
       consider_id(d, z[likely[i]], block * BLOCK + likely[i], a, largest);
     }

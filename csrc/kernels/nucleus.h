@@ -55,9 +55,10 @@ static size_t pick_side(float *to, const float *x, size_t n, float bound, int re
   return count;
 }
 
+/* The last of all if there are fewer, which only a row that changes meanwhile can have. */
 static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
   float equals[LANES];
-  for (size_t i = 0;; i += LANES) {
+  for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, NAN);
     vm equal = v_eq(v, v_set1(value));
     size_t count = v_compress(equals, v, equal);
@@ -70,6 +71,7 @@ static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
     }
     nth -= count;
   }
+  return n - 1;
 }
 
 enum { HALVINGS = 8 };
@@ -185,7 +187,7 @@ static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, d
     s.count = pick_side(s.left, x, n, low, 0);
   }
   float value = bisect(&s, m, limit);
-  uint64_t w = mass_of(&value, 1, m, everything), ties = (limit - s.above + w - 1) / w;
+  uint64_t w = mass_of(&value, 1, m, everything), ties = w ? (limit - s.above + w - 1) / w : 1;
   return (struct weighed){{value, nth_equal(x, n, value, ties) + 1}, s.above + ties * w};
 }
 
@@ -197,9 +199,10 @@ static int ends_early(struct nucleus *n, struct weighed *kept, char *scratch) {
   for (size_t i = 0; i < first.count; i += LANES) {
     weigh16(w + i, v_load(first.value + i), &how);
   }
-  n->rough = rough_mass(n->row, n->of, n->inverse) * 0x1p43;
-  uint64_t least = top_p_limit(n->top_p, (uint64_t)(n->rough * (1.0 - ROUGH_SHARE - SUM_SHARE)));
-  uint64_t most = top_p_limit(n->top_p, (uint64_t)(n->rough * (1.0 + ROUGH_SHARE + SUM_SHARE)));
+  n->rough = rough_mass(n->row, n->of, n->inverse);
+  double total = n->rough * 0x1p43, most_off = ROUGH_SHARE + SUM_SHARE;
+  uint64_t least = top_p_limit(n->top_p, (uint64_t)(total * (1.0 - most_off)));
+  uint64_t most = top_p_limit(n->top_p, (uint64_t)(total / (1.0 - most_off)));
   for (size_t i = 0; i < first.count && is_in(n->of, first.value[i], first.id[i]) && weight < least; i++) {
     weight += w[i];
     *kept = (struct weighed){{first.value[i], first.id[i] + 1}, weight};

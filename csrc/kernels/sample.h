@@ -212,7 +212,7 @@ static size_t draw_from_all_left(struct left *l, const struct judged *j, const s
 
 static size_t draw_left(struct left *l, const struct judged *j, double temperature, const struct philox_key *key) {
   struct winner w = gumbel_argmax(j, l->known, temperature, key);
-  while (!is_left(l, j, w)) {
+  while (w.id < j->n && !is_left(l, j, w)) {
     l->known = (struct prefix){w.z, w.id};
     w = gumbel_argmax(j, l->known, temperature, key);
   }
@@ -269,6 +269,7 @@ static void sample(const struct sample_args *a, void *scratch) {
     if (counts) {
       counts[r] = 0;
     }
-    tokens[r] = sample_row(a, r, scratch);
+    int64_t token = sample_row(a, r, scratch);
+    tokens[r] = token < a->cols ? token : -1; /* a row that changes meanwhile may leave nobody */
   }
 }

@@ -173,7 +173,8 @@ static void cut_list(struct list *list, size_t k, size_t enough, struct list *ab
 /* The k first of a row whose maxima are known, in order: candidates by a bound that at least k reach, which their
    blocks' maxima tell if there are blocks enough, sorted and cut. */
 static struct list first_of(const struct judged *j, size_t k, char **scratch) {
-  struct list all = list_in(scratch, j->n + k), equal = list_in(scratch, k), spare = list_in(scratch, j->n);
+  struct list all = list_in(scratch, j->blocks * BLOCK + k), equal = list_in(scratch, k),
+              spare = list_in(scratch, j->blocks * BLOCK);
   size_t enough = k + k / 4 > RANKED ? k + k / 4 : RANKED;
   if (k > j->blocks) {
     struct list row = list_row(j, scratch);
