@@ -260,7 +260,7 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
     char *rest = scratch;
     struct judged row = plain_row(x, n, dtype, (float *)take(&rest, (blocks + LANES) * sizeof(float)));
     int has_nan = 0;
-    block_maxima(row.maxima, x, n, dtype, &has_nan);
+    find_maxima(&row, &has_nan);
     if (has_nan) {
       *status = -1;
       fill(values, width, v_max_across(QUIET_NAN));
