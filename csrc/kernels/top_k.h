@@ -87,17 +87,16 @@ INLINE void split_block(const float *z, size_t first, float t, size_t k, struct 
 static void split_row(const struct judged *j, float t, size_t k, struct list *above, struct list *equal) {
   const vf bound = v_set1(t);
   for (size_t b = 0; b < j->blocks; b += LANES) {
-    for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
+    for (unsigned hits = m_bits(v_gt(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
       expect_block(j, b + (size_t)__builtin_ctz(hits));
     }
   }
   for (size_t b = 0; b < j->blocks; b += LANES) {
-    for (unsigned hits = m_bits(v_ge(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
+    vf maxima = v_load(j->maxima + b);
+    for (unsigned hits = m_bits(equal->count < k ? v_ge(maxima, bound) : v_gt(maxima, bound)); hits; hits &= hits - 1) {
       size_t block = b + (size_t)__builtin_ctz(hits);
-      if (j->maxima[block] > t || equal->count < k) {
-        float room[BLOCK];
-        split_block(block_of(j, block, room), block * BLOCK, t, k, above, equal);
-      }
+      float room[BLOCK];
+      split_block(block_of(j, block, room), block * BLOCK, t, k, above, equal);
     }
   }
 }
