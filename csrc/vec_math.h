@@ -27,6 +27,8 @@ INLINE size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
     body(args, scratch, DTYPE_BF16);   \
   }
 
+INLINE size_t dtype_size(int64_t dtype) { return dtype == DTYPE_F32 ? 4 : 2; }
+
 INLINE vf row_load(const void *row, size_t i, int dtype) {
   switch (dtype) {
   case DTYPE_F32:
@@ -45,6 +47,16 @@ INLINE vf row_load_n(const void *row, size_t i, size_t n, int dtype, float fill)
   uint16_t tail[LANES] = {0};
   memcpy(tail, (const uint16_t *)row + i, n * sizeof *tail);
   return v_select(m_of_bits((1u << n) - 1u), row_load(tail, 0, dtype), v_set1(fill));
+}
+
+/* One element. */
+INLINE float row_at(const void *row, size_t i, int dtype) {
+  if (dtype == DTYPE_F32) {
+    return ((const float *)row)[i];
+  }
+  float lanes[LANES];
+  v_store(lanes, row_load_n(row, i, 1, dtype, 0.0f));
+  return lanes[0];
 }
 
 /* 64 elements from i on, `fill` beyond n */

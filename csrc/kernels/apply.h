@@ -10,7 +10,7 @@ static void *copied_row(const struct edit_args *a, int64_t row) {
     return out;
   }
   if (a->out_dtype == a->dtype) {
-    memcpy(out, x, n * (a->dtype == DTYPE_F32 ? 4 : 2));
+    memcpy(out, x, n * dtype_size(a->dtype));
   } else {
     widen_to(out, x, n, a->dtype);
   }

@@ -36,8 +36,7 @@ static int draw_from(struct drawn_from *d, const struct sample_args *a, int64_t 
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   char *start = *scratch;
   struct row_state s;
-  int has_nan = 0;
-  d->temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
+  d->temperature = at_most_1e30(p->temperature);
   if (!a->force_exact) {
     if (!judge(&d->row, a, row, scratch)) {
       return 0;
@@ -50,9 +49,8 @@ static int draw_from(struct drawn_from *d, const struct sample_args *a, int64_t 
     return 0;
   }
   *scratch = s.scratch;
-  d->row = plain_row(s.z, s.n, DTYPE_F32, s.maxima);
+  d->row = row_of_state(&s);
   d->kept = everything;
-  find_maxima(&d->row, &has_nan);
   return 1;
 }
 
@@ -80,11 +78,6 @@ static struct winners best_of(const struct drawn_from *d, size_t n, const struct
   }
   put_in_order(&all);
   return all;
-}
-
-INLINE struct philox_key key_of(const struct span *params, int64_t row) {
-  const struct sample_params *p = (const struct sample_params *)params->ptr + row;
-  return (struct philox_key){p->seed, p->key, (uint32_t)p->step};
 }
 
 /* In the order of drawing; -1 where there is nothing left to draw. */

@@ -49,9 +49,7 @@ static struct prefix first_in_row(const struct filtered *f, size_t k) {
   if (f->force_exact) {
     return select_count(f->x, f->row.n, k, f->scratch);
   }
-  char *scratch = f->scratch;
-  const struct list first = first_of(&f->row, k, &scratch);
-  return last_of(&first);
+  return first_prefix(&f->row, k, f->scratch);
 }
 
 /* min_keep of them. */
@@ -59,8 +57,7 @@ static struct prefix at_least(const struct filtered *f, struct prefix kept) {
   if (f->p->min_keep <= 1) {
     return kept;
   }
-  struct prefix least = first_in_row(f, min_size((size_t)f->p->min_keep, f->row.n));
-  return is_longer(least, kept) ? least : kept;
+  return longer(kept, first_in_row(f, min_size((size_t)f->p->min_keep, f->row.n)));
 }
 
 static struct prefix kept_by_top_k(const struct filtered *f) {
@@ -77,16 +74,16 @@ static struct prefix kept_by_min_p(const struct filtered *f, double temperature)
 
 /* ---- masks ---- */
 
-/* x where z, which is x or x with -inf where something else has judged it, is kept; else -inf. */
-static void put_kept(float *out, const float *x, const float *z, size_t n, struct prefix kept) {
+/* x where it is kept, else -inf. */
+static void put_kept(float *out, const float *x, size_t n, struct prefix kept) {
   const struct cut cut = cut_of(kept);
   const vf rest = v_set1(-INFINITY);
   size_t i = 0;
   for (; i + LANES <= n; i += LANES) {
-    v_store(out + i, v_select(is_kept(&cut, i, v_load(z + i)), v_load(x + i), rest));
+    v_store(out + i, v_select(is_kept(&cut, i, v_load(x + i)), v_load(x + i), rest));
   }
   if (i < n) {
-    vm which = is_kept(&cut, i, v_load_n(z + i, n - i, 0.0f));
+    vm which = is_kept(&cut, i, v_load_n(x + i, n - i, 0.0f));
     v_store_n(out + i, n - i, v_select(which, v_load_n(x + i, n - i, 0.0f), rest));
   }
 }
@@ -94,30 +91,19 @@ static void put_kept(float *out, const float *x, const float *z, size_t n, struc
 static struct prefix kept_by_top_p(const struct filtered *f, float inverse) {
   struct nucleus nucleus = whole_nucleus(&f->row, inverse, f->p->top_p);
   struct weighed kept;
-  if (!ends_early(&nucleus, &kept, f->scratch)) {
+  if (f->force_exact) {
+    const struct weighing mass = {1, f->row.max, inverse, f->p->top_p};
+    kept.prefix = select_weight(f->x, f->row.n, 1, &mass, f->scratch);
+  } else if (!ends_early(&nucleus, &kept, f->scratch)) {
     kept = kept_by_mass(f->x, f->row.n, (struct measure){f->row.max, inverse}, f->p->top_p, f->scratch);
   }
   kept.prefix.end = f->ties_all ? f->row.n : kept.prefix.end;
   return at_least(f, kept.prefix);
 }
 
-/* The same by the step of sample. */
-static void put_nucleus(const struct filtered *f, double temperature) {
-  size_t n = f->row.n;
-  char *scratch = f->scratch;
-  struct row_state s = {.n = n, .maxima = f->row.maxima, .max = f->row.max, .force_exact = f->force_exact};
-  s.z = (float *)take(&scratch, (n + BLOCK) * sizeof *s.z);
-  s.scratch = scratch;
-  s.temperature = temperature;
-  s.inverse = (float)(1.0 / temperature);
-  write_out(s.z, f->x, n, DTYPE_F32);
-  truncate_top_p(&s, f->p, f->ties_all);
-  put_kept(f->out, f->x, s.z, n, everything);
-}
-
 static int64_t mask_row(const struct filter_args *a, int64_t row, char *scratch, int step) {
   struct filtered f = open_row(a, row, scratch);
-  double temperature = f.p->temperature > 1e30 ? 1e30 : f.p->temperature;
+  double temperature = at_most_1e30(f.p->temperature);
   int has_nan = 0;
   find_maxima(&f.row, &has_nan);
   f.row.max = block_max(f.row.maxima, 0, f.row.blocks, DTYPE_F32, &has_nan);
@@ -125,20 +111,17 @@ static int64_t mask_row(const struct filter_args *a, int64_t row, char *scratch,
     return mark_invalid(&f);
   }
   struct prefix kept = everything;
-  if (temperature < 1e-30) {
+  if (is_greedy(temperature)) {
     kept = (struct prefix){f.row.max, first_equal(f.x, f.row.n, DTYPE_F32, f.row.max) + 1};
   } else if (step == STEP_TOP_K) {
     kept = kept_by_top_k(&f);
     kept.end = f.ties_all ? f.row.n : kept.end;
   } else if (step == STEP_MIN_P) {
     kept = kept_by_min_p(&f, temperature);
-  } else if (f.p->top_p < 1.0 && f.force_exact) {
-    put_nucleus(&f, temperature);
-    return 0;
   } else if (f.p->top_p < 1.0) {
     kept = kept_by_top_p(&f, (float)(1.0 / temperature));
   }
-  put_kept(f.out, f.x, f.x, f.row.n, kept);
+  put_kept(f.out, f.x, f.row.n, kept);
   return 0;
 }
 

@@ -40,7 +40,7 @@ static void read_max(const struct row_args *a, void *scratch) { FOR_DTYPE(read_m
 static void read_exp(const struct row_args *a, void *scratch) { FOR_DTYPE(read_exp_rows, a, scratch) }
 static void copy(const struct row_args *a, void *scratch) {
   (void)scratch;
-  size_t bytes = (size_t)a->cols * (a->dtype == DTYPE_F32 ? 4 : 2);
+  size_t bytes = (size_t)a->cols * dtype_size(a->dtype);
   FOR_ROWS (r, a) {
     memcpy((char *)a->out.ptr + a->out_stride * r, row_of(a->x.ptr, a->x_stride, r), bytes);
   }

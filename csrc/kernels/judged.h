@@ -70,17 +70,7 @@ INLINE void find_maxima_as(const struct maxima_args *a, void *scratch, int dtype
 
 /* ---- blocks ---- */
 
-INLINE float logit(const struct judged *j, size_t id) {
-  switch (j->dtype) {
-  case DTYPE_F32:
-    return ((const float *)j->x)[id];
-  default: {
-    float widened[LANES];
-    v_store(widened, row_load_n(j->x, id, 1, (int)j->dtype, 0.0f));
-    return widened[0];
-  }
-  }
-}
+INLINE float logit(const struct judged *j, size_t id) { return row_at(j->x, id, (int)j->dtype); }
 
 static const float *put_together(const struct judged *j, size_t block, float room[BLOCK]) {
   size_t first = block * BLOCK;
@@ -109,7 +99,7 @@ INLINE const float *block_of(const struct judged *j, size_t block, float room[BL
 
 /* The row may be larger than the cache that its last reader filled: asks for a block some time before it is needed. */
 INLINE void expect_block(const struct judged *j, size_t block) {
-  size_t size = j->dtype == DTYPE_F32 ? 4 : 2;
+  size_t size = dtype_size(j->dtype);
   const char *start = (const char *)j->x + block * BLOCK * size;
   for (size_t line = 0; line < BLOCK * size; line += 64) {
     __builtin_prefetch(start + line);
@@ -149,7 +139,7 @@ INLINE size_t slot_of(struct edits *e, const struct judged *j, size_t id) {
 
 enum { AHEAD = 32 }; /* ids, about as long as memory takes */
 INLINE void expect_id(const struct edits *e, const struct judged *j, int64_t id) {
-  __builtin_prefetch((const char *)j->x + id * (j->dtype == DTYPE_F32 ? 4 : 2));
+  __builtin_prefetch((const char *)j->x + (size_t)id * dtype_size(j->dtype));
   __builtin_prefetch(e->slot + id, 1);
 }
 

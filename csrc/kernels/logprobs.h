@@ -33,12 +33,6 @@ static float logprob(const struct law *law, float z, int64_t id) {
   return (z - law->max) * law->inverse - law->log_total;
 }
 
-INLINE float row_at(const void *x, size_t i, int dtype) {
-  float lanes[LANES];
-  v_store(lanes, row_load_n(x, i, 1, dtype, 0.0f));
-  return lanes[0];
-}
-
 /* Both sums over x[i..end), the first block_exp_sum's term by term. */
 INLINE void sum_weighted(struct block_sums *s, const void *x, size_t i, size_t end, int dtype, float reference,
                          float inverse) {
@@ -111,7 +105,7 @@ INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxi
 
 /* Finds the law of x, and the maxima of its blocks of 64; sums has room for an entry every SUM_BLOCK. */
 INLINE void find_law(struct law *law, const void *x, size_t n, int dtype, float *maxima, struct block_sums *sums) {
-  size_t size = dtype == DTYPE_F32 ? 4 : 2, count = 0;
+  size_t size = dtype_size(dtype), count = 0;
   int has_nan = 0;
   law->max = -INFINITY;
   for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
@@ -179,8 +173,8 @@ INLINE void score_row(const struct scored *s, void *scratch, int dtype) {
   double temperature = ((const struct sample_params *)a->params.ptr)[s->row].temperature;
   int64_t token = a->tokens.ptr ? ((const int64_t *)a->tokens.ptr)[s->row] : -1;
   struct law law = {
-      .inverse = (float)(1.0 / (temperature > 1e30 ? 1e30 : temperature)),
-      .greedy = temperature < 1e-30,
+      .inverse = (float)(1.0 / at_most_1e30(temperature)),
+      .greedy = is_greedy(temperature),
       .with_entropy = a->entropy.ptr != NULL,
       .bound = token < 0 ? INFINITY : row_at(s->x, (size_t)token, dtype),
       .certain = -1,

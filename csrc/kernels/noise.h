@@ -8,6 +8,11 @@
 
 enum { FANOUT = BLOCK, SUPERBLOCK = FANOUT * FANOUT, MAX_SUPERBLOCKS = SAMPLE_MAX_VOCAB / SUPERBLOCK };
 
+INLINE struct philox_key key_of(const struct span *params, int64_t row) {
+  const struct sample_params *p = (const struct sample_params *)params->ptr + row;
+  return (struct philox_key){p->seed, p->key, (uint32_t)p->step};
+}
+
 /* What a domain's 64 random bits are for; a root's bits are items 2s (E) and 2s + 1 (position). */
 enum { DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION };
 

@@ -1,4 +1,7 @@
-/* What every family does with a row: its maximum, filling it, finding a value in it. */
+/* What every family does with a row: its temperature, its maximum, filling it, finding a value in it. */
+
+INLINE int is_greedy(double temperature) { return temperature < 1e-30; }
+INLINE double at_most_1e30(double temperature) { return temperature > 1e30 ? 1e30 : temperature; }
 
 /* The largest of x[i..end), NaNs left out but noticed. */
 INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_nan) {

@@ -40,9 +40,7 @@ static size_t draw_whole(struct row_state *s, const struct sample_params *p, int
   if (has_u) {
     return inverse_cdf(s, p->u);
   }
-  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
-  int has_nan = 0;
-  find_maxima(&row, &has_nan);
+  const struct judged row = row_of_state(s);
   return gumbel_argmax(&row, everything, s->temperature, key).id;
 }
 
@@ -80,8 +78,6 @@ struct left {
   int ties_all, wanted;   /* wanted: the ids, not only a draw from them */
 };
 
-INLINE struct prefix shorter(struct prefix a, struct prefix b) { return is_longer(a, b) ? b : a; }
-
 static void leave_top_k(struct left *l, const struct judged *j, const struct sample_params *p, char *scratch) {
   size_t k = top_k_of(p, j->n);
   if (k > j->blocks && p->top_p >= 1.0 &&
@@ -89,8 +85,7 @@ static void leave_top_k(struct left *l, const struct judged *j, const struct sam
     l->rank = k;
     return;
   }
-  const struct list first = first_of(j, k, &scratch);
-  struct prefix kept = last_of(&first);
+  struct prefix kept = first_prefix(j, k, scratch);
   kept.end = l->ties_all ? j->n : kept.end;
   l->known = shorter(l->known, kept);
 }
@@ -100,8 +95,7 @@ static void leave_min_p(struct left *l, const struct judged *j, const struct sam
   struct prefix kept = {min_p_bound(p->min_p, j->max, temperature), j->n};
   size_t least = min_size((size_t)p->min_keep, j->n);
   if (least > 1) {
-    const struct list first = first_of(j, least, &scratch);
-    kept = is_longer(last_of(&first), kept) ? last_of(&first) : kept;
+    kept = longer(kept, first_prefix(j, least, scratch));
   }
   l->known = shorter(l->known, kept);
 }
@@ -184,21 +178,11 @@ static struct weighed all_left(struct left *l, const struct judged *j, float inv
   struct prefix kept = nucleus.prefix;
   kept.end = l->ties_all ? j->n : kept.end;
   if (l->nucleus.min_keep > 1) {
-    const struct list least = first_of(j, min_size(l->nucleus.min_keep, j->n), &scratch);
-    kept = is_longer(last_of(&least), kept) ? last_of(&least) : kept;
+    kept = longer(kept, first_prefix(j, min_size(l->nucleus.min_keep, j->n), scratch));
   }
   kept = shorter(l->known, kept);
   int same = kept.value == nucleus.prefix.value && kept.end == nucleus.prefix.end && inverse == l->nucleus.inverse;
   return (struct weighed){kept, same ? nucleus.weight : 0};
-}
-
-static uint64_t weight_of(const struct list *list, float max, float inverse) {
-  vw acc = w_zero();
-  for (size_t i = 0; i < list->count; i += LANES) {
-    vf z = v_load_n(list->value + i, min_size(LANES, list->count - i), -INFINITY);
-    acc = w_add(acc, v_exp(v_mul(v_sub(z, v_set1(max)), v_set1(inverse))));
-  }
-  return w_total(acc);
 }
 
 static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
@@ -206,7 +190,10 @@ static size_t draw_from_all_left(struct left *l, const struct judged *j, const s
   float inverse = (float)(1.0 / temperature);
   struct weighed kept = all_left(l, j, inverse, scratch);
   const struct list list = gather(j, kept.prefix, &scratch);
-  put_support(a, row, &list, j->max, inverse, kept.weight ? kept.weight : weight_of(&list, j->max, inverse));
+  if (!kept.weight) {
+    kept.weight = mass_of(list.value, list.count, (struct measure){j->max, inverse}, everything);
+  }
+  put_support(a, row, &list, j->max, inverse, kept.weight);
   return gumbel_argmax(j, kept.prefix, temperature, key).id;
 }
 
@@ -238,8 +225,8 @@ static size_t sample_few(const struct judged *j, const struct sample_args *a, co
 
 static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
-  const struct philox_key key = {p->seed, p->key, (uint32_t)p->step};
-  double temperature = p->temperature > 1e30 ? 1e30 : p->temperature;
+  const struct philox_key key = key_of(&a->params, row);
+  double temperature = at_most_1e30(p->temperature);
   int greedy = is_greedy(temperature);
   size_t few = few_first(a, p, (size_t)a->cols);
   if (a->force_exact || a->has_u) {

@@ -88,6 +88,8 @@ static const struct prefix everything = {-INFINITY, 0};
 INLINE int is_longer(struct prefix a, struct prefix b) {
   return a.value < b.value || (a.value == b.value && a.end > b.end);
 }
+INLINE struct prefix longer(struct prefix a, struct prefix b) { return is_longer(a, b) ? a : b; }
+INLINE struct prefix shorter(struct prefix a, struct prefix b) { return is_longer(a, b) ? b : a; }
 INLINE int is_in(struct prefix p, float z, size_t id) { return z > p.value || (z == p.value && id < p.end); }
 
 /* A prefix as bounds to reach: its value up to the vector in which ties end, the float above from there on. */

@@ -18,8 +18,8 @@ struct row_sum {
 
 INLINE float inverse_temperature(const struct row_args *a, int64_t row, int *greedy) {
   double t = ((const double *)a->temperature.ptr)[row * a->temperature_step];
-  *greedy = t < 1e-30;
-  return (float)(1.0 / (t > 1e30 ? 1e30 : t));
+  *greedy = is_greedy(t);
+  return (float)(1.0 / at_most_1e30(t));
 }
 
 /* Sum of exp((x - reference) * inverse) over x[i..end); stores the terms unless out is NULL. */
@@ -167,7 +167,7 @@ INLINE void scale_rows(const struct row_args *a, void *scratch, int dtype) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     double t = ((const double *)a->temperature.ptr)[r * a->temperature_step];
-    const vf divisor = v_set1((float)(t > 1e30 ? 1e30 : t));
+    const vf divisor = v_set1((float)at_most_1e30(t));
     for (size_t i = 0; i < n; i += LANES) {
       vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, 0.0f);
       vf y = v_div(v, divisor);

@@ -22,7 +22,7 @@ static struct winner best_of_tile(const struct judged *j, double temperature, co
   if (is_greedy(temperature)) {
     return (struct winner){(double)j->max, 0.0, first_maximum(j), j->max};
   }
-  return gumbel_argmax(j, everything, temperature > 1e30 ? 1e30 : temperature, key);
+  return gumbel_argmax(j, everything, at_most_1e30(temperature), key);
 }
 
 static void draw_tile(const struct tile_args *a, void *scratch) {

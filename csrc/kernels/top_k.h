@@ -201,6 +201,11 @@ INLINE struct prefix last_of(const struct list *list) {
   return (struct prefix){list->value[list->count - 1], list->id[list->count - 1] + 1};
 }
 
+static struct prefix first_prefix(const struct judged *j, size_t k, char *scratch) {
+  const struct list first = first_of(j, k, &scratch);
+  return last_of(&first);
+}
+
 /* By radix, whatever the row: what the other way must agree with. */
 INLINE struct list top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch) {
   float *z = (float *)take(&scratch, (n + LANES) * sizeof *z);
@@ -296,7 +301,7 @@ INLINE void argmax_rows(const struct top_k_args *a, void *scratch, int dtype) {
       }
     }
     int valid = !has_nan && best > -INFINITY && best < INFINITY;
-    size_t size = dtype == DTYPE_F32 ? 4 : 2;
+    size_t size = dtype_size(dtype);
     *status = valid ? 1 : -1;
     *id = valid ? (int64_t)(where + first_equal((const char *)x + where * size, n - where, dtype, best)) : -1;
   }

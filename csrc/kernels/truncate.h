@@ -21,16 +21,16 @@ static void keep(struct row_state *s, struct prefix p) {
   }
 }
 
-INLINE vf weight_terms(const struct row_state *s, vf z) {
-  return v_exp(v_mul(v_sub(z, v_set1(s->max)), v_set1(s->inverse)));
+static uint64_t total_weight(const struct row_state *s) {
+  return mass_of(s->z, s->n, (struct measure){s->max, s->inverse}, everything);
 }
 
-static uint64_t total_weight(const struct row_state *s) {
-  vw acc = w_zero();
-  for (size_t i = 0; i < s->n; i += LANES) {
-    acc = w_add(acc, weight_terms(s, v_load(s->z + i)));
-  }
-  return w_total(acc);
+/* The row as it stands, its maxima found. */
+static struct judged row_of_state(const struct row_state *s) {
+  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
+  int has_nan = 0;
+  find_maxima(&row, &has_nan);
+  return row;
 }
 
 /* The first k of z's order: by candidates (top_k.h), or by radix when forced. */
@@ -38,12 +38,8 @@ static struct prefix first_k(struct row_state *s, size_t k) {
   if (s->force_exact) {
     return select_count(s->z, s->n, k, s->scratch);
   }
-  struct judged row = plain_row(s->z, s->n, DTYPE_F32, s->maxima);
-  char *scratch = s->scratch;
-  int has_nan = 0;
-  find_maxima(&row, &has_nan);
-  const struct list first = first_of(&row, k, &scratch);
-  return last_of(&first);
+  const struct judged row = row_of_state(s);
+  return first_prefix(&row, k, s->scratch);
 }
 
 static void with_min_keep(struct row_state *s, struct prefix p, size_t min_keep, int ties_all) {
@@ -51,8 +47,7 @@ static void with_min_keep(struct row_state *s, struct prefix p, size_t min_keep,
     p.end = s->n;
   }
   if (min_keep > 1) { /* what is allowed may be less: the prefix of n ids then holds all of it */
-    struct prefix least = first_k(s, min_size(min_keep, s->n));
-    p = is_longer(least, p) ? least : p;
+    p = longer(p, first_k(s, min_size(min_keep, s->n)));
   }
   keep(s, p);
 }
@@ -123,7 +118,7 @@ static void truncate(struct row_state *s, const struct sample_args *a, const str
 static size_t inverse_cdf(const struct row_state *s, double u) {
   uint64_t target = times_weight(u, total_weight(s), 0), running = 0, w[LANES];
   for (size_t i = 0; i < s->n; i += LANES) {
-    w_store(w, weight_terms(s, v_load(s->z + i)));
+    w_store(w, term_of(v_load(s->z + i), (struct measure){s->max, s->inverse}, 1));
     for (size_t j = 0; j < LANES; j++) {
       running += w[j];
       if (running > target) {
