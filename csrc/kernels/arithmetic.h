@@ -1,23 +1,21 @@
 /* The words of the arithmetic as kernels, so that Python can walk every value of them on every ISA. */
 
-static void exp32(const struct row_args *a, void *scratch) {
-  (void)scratch;
+INLINE void exp_of_each(const struct row_args *a, int rough) {
   const float *x = a->x.ptr;
   float *out = a->out.ptr;
   size_t n = (size_t)a->cols;
   for (size_t i = 0; i < n; i += LANES) {
-    store_upto(out, i, n, v_exp(n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f)));
+    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f);
+    store_upto(out, i, n, rough ? v_exp_rough(v) : v_exp(v));
   }
 }
-
+static void exp32(const struct row_args *a, void *scratch) {
+  (void)scratch;
+  exp_of_each(a, 0);
+}
 static void exp_rough(const struct row_args *a, void *scratch) {
   (void)scratch;
-  const float *x = a->x.ptr;
-  float *out = a->out.ptr;
-  size_t n = (size_t)a->cols;
-  for (size_t i = 0; i < n; i += LANES) {
-    store_upto(out, i, n, v_exp_rough(n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, 0.0f)));
-  }
+  exp_of_each(a, 1);
 }
 
 static void log64(const struct row_args *a, void *scratch) {

@@ -7,8 +7,9 @@ from lanewise._ops cimport sample_args, sample_params
 
 cdef int fill_steps(int64_t *steps, object preset) except -1
 
-# Which noise each row uses: seed, key and step, or u.
-cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object keys, object u, object rng) except -1
+# Says in params which noise each row uses (seed, key and step, or u), and runs the operation; a Stream counts that step.
+cdef int draw(int op, const void *args, void *params, rows_t *r, int64_t row_work, object seed, object step, object keys,
+              object u, object rng) except -1
 
 # Numbers of SamplingParams, one for all rows or a list, one a row; a keyword beside them is an error.
 cdef list from_params(object params, list given, int64_t count)

@@ -22,7 +22,7 @@ from lanewise._arguments cimport (
 )
 from lanewise._arrays cimport rows_t, whole
 from lanewise._ops cimport *
-from lanewise.params import SamplingParams
+from lanewise.params import SamplingParams, Stream
 
 cnp.import_array()
 
@@ -84,6 +84,21 @@ cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object
         return fill_integers(&p.key, size, r.rows, keys, "keys", 0, UINT64_MAX)
     for i in range(r.rows):
         p[i].key = i if one_seed else 0
+    return 0
+
+
+cdef int draw(int op, const void *args, void *params, rows_t *r, int64_t row_work, object seed, object step, object keys,
+              object u, object rng) except -1:
+    cdef sample_params *p = <sample_params *>params
+    if rng is None:
+        fill_draw(p, r, seed, step, keys, u, None)
+        return run(op, args, r.cols, row_work)
+    if not isinstance(rng, Stream):
+        raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
+    with rng:
+        fill_draw(p, r, seed, step, keys, u, rng)
+        run(op, args, r.cols, row_work)
+        rng.step += 1
     return 0
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, check_ties, fill_integers, integer, is_scalar, number
 from lanewise._arrays cimport check_out, is_direct, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
-from lanewise._settings cimport fill_draw, fill_edits, fill_numbers, fill_steps, from_params
+from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
 from lanewise.errors import REASON, InvalidLogitsError
-from lanewise.params import Stream
 
 cnp.import_array()
 
@@ -54,21 +53,6 @@ cdef list fill_sample(sample_args *a, rows_t *r, object logits, object params, l
     a.force_exact = force_exact()
     prompt_ids, output_ids, bias, mask = edits
     return kept + fill_edits(a, r, prompt_ids, output_ids, bias, mask)
-
-
-cdef int draw(int op, const void *args, span params, rows_t *r, object seed, object step, object keys, object u,
-              object rng) except -1:
-    cdef sample_params *p = <sample_params *>params.ptr
-    if rng is None:
-        fill_draw(p, r, seed, step, keys, u, None)
-        return run(op, args, r.cols)
-    if not isinstance(rng, Stream):
-        raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
-    with rng:
-        fill_draw(p, r, seed, step, keys, u, rng)
-        run(op, args, r.cols)
-        rng.step += 1
-    return 0
 
 
 # Where a kernel writes its results: `out`, if it will do.
@@ -135,7 +119,7 @@ def sample_n(logits, n, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min
     a.n = integer(n, "n", 1, r.cols)
     ids = room_for(out, &r, (a.n,), cnp.NPY_INT64)
     a.tokens = whole(ids)
-    draw(OP_sample_n, &a, a.params, &r, seed, step, keys, None, rng)
+    draw(OP_sample_n, &a, a.params.ptr, &r, 0, seed, step, keys, None, rng)
     return delivered(ids, out, &r, on_invalid, REASON)
 
 
@@ -168,7 +152,7 @@ def verify(logits, params=None, *, token, temperature=1.0, top_k=0, top_p=1.0, m
     fill_integers(a.tokens.ptr, sizeof(int64_t), r.rows, token, "token", 0, r.cols - 1)
     margins = room_for(out, &r, (), cnp.NPY_FLOAT64)
     a.margins = whole(margins)
-    draw(OP_verify, &a, a.params, &r, seed, step, keys, None, None)
+    draw(OP_verify, &a, a.params.ptr, &r, 0, seed, step, keys, None, None)
     return delivered(margins, out, &r, on_invalid, REASON)
 
 
@@ -195,7 +179,7 @@ def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=Non
     a.n, a.has_u = 1 if n is None else integer(n, "n", 1, r.cols), u is not None
     ids = room_for(out, &r, () if n is None else (a.n,), cnp.NPY_INT64)
     a.ids = whole(ids)
-    draw(OP_sample_from_probs, &a, a.params, &r, seed, step, keys, u, rng)
+    draw(OP_sample_from_probs, &a, a.params.ptr, &r, 0, seed, step, keys, u, rng)
     return delivered(ids, out, &r, on_invalid, PROBS_REASON)
 
 

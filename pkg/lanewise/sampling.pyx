@@ -11,10 +11,9 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, check_ties, integer
 from lanewise._arrays cimport check_out, is_direct, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
-from lanewise._settings cimport fill_draw, fill_edits, fill_numbers, fill_steps, from_params
+from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
 from lanewise._settings import PARAMETERS, PRESETS
 from lanewise.errors import InvalidLogitsError
-from lanewise.params import Stream
 
 cnp.import_array()
 
@@ -199,16 +198,7 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     if return_support:  # for everything; only what is kept is ever touched
         room = np.empty((r.rows, r.cols), np.int64), np.empty((r.rows, r.cols), np.float32), np.empty(r.rows, np.int64)
         a.support_ids, a.support_logprobs, a.support_counts = whole(room[0]), whole(room[1]), whole(room[2])
-    if rng is None:
-        fill_draw(p, &r, seed, step, keys, u, rng)
-        run(OP_sample, &a, r.cols, 2 * r.cols + 20000)
-    else:
-        if not isinstance(rng, Stream):
-            raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
-        with rng:
-            fill_draw(p, &r, seed, step, keys, u, rng)
-            run(OP_sample, &a, r.cols, 2 * r.cols + 20000)
-            rng.step += 1
+    draw(OP_sample, &a, p, &r, 2 * r.cols + 20000, seed, step, keys, u, rng)
     if tokens is None:
         if token < 0 and on_invalid == "raise":
             raise InvalidLogitsError([0], -1)
