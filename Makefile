@@ -6,6 +6,7 @@ PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install -q --disable-pip-version-check
 SOURCES = setup.py pyproject.toml $(wildcard csrc/* csrc/kernels/* pkg/lanewise/*.pyx pkg/lanewise/*.pxd)
 COMPILED = $(patsubst pkg/lanewise/%.pyx,lanewise.%,$(wildcard pkg/lanewise/*.pyx))
+DROPINS = $(patsubst tests/compat/%/requirements.txt,%,$(wildcard tests/compat/*/requirements.txt))
 LINTERS = ruff==0.17.6 mypy==2.4.1 clang-format==20.1.8
 
 all: test
@@ -50,6 +51,11 @@ test-pythons: $(VENV)/built
 sanitize: $(VENV)/built
 	tests/emulate/sanitize.sh
 
+test-compat: $(DROPINS:%=test-compat-%)
+
+test-compat-%: $(VENV)/built
+	tests/compat/run.sh $*
+
 lint: $(VENV)/linters
 	$(VENV)/bin/ruff check && $(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy pkg && MYPYPATH=pkg $(PY) -m mypy.stubtest $(COMPILED)
@@ -58,4 +64,4 @@ lint: $(VENV)/linters
 clean:
 	rm -rf $(VENV) .build build dist pkg/*.egg-info pkg/lanewise/*.c pkg/lanewise/*.so .*_cache .hypothesis
 
-.PHONY: all demo bench test test-slow test-neon test-avx512 test-old-cpu test-pythons sanitize lint clean
+.PHONY: all demo bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize lint clean

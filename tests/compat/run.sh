@@ -1,0 +1,19 @@
+#!/bin/bash
+# run.sh NAME: the drop-ins for one package, tested against that package in an environment of their own, which holds
+# what tests/compat/NAME/requirements.txt says. lanewise comes from pkg, where the caller has built it.
+set -euo pipefail
+. "$(dirname "$0")/../emulate/common.sh"
+name=$1
+here=$root/tests/compat/$name
+home=$build/compat/$name
+shift
+[ -e "$here/requirements.txt" ] || { echo "no drop-in $name: there are $(ls tests/compat | grep -v '\.')" >&2; exit 1; }
+
+if ! cmp -s "$here/requirements.txt" "$home/installed"; then
+  say "installing what $name needs"
+  rm -rf "$home"
+  "$python" -m venv "$home"
+  "$home/bin/python" -m pip -q --disable-pip-version-check install -r "$here/requirements.txt" pytest numpy py-cpuinfo ml_dtypes
+  cp "$here/requirements.txt" "$home/installed"
+fi
+PYTHONPATH=$root/pkg "$home/bin/python" -m pytest "$here" "$@"
