@@ -4,7 +4,7 @@
    - Always 16 lanes. Tails are loaded with a stated fill and stored masked; nothing beyond is touched.
    - v_fma rounds once. Nothing else is contracted (-ffp-contract=off), nothing is estimated, no libm.
    - v_max(a, b) is a > b ? a : b and v_min(a, b) is a < b ? a : b: with a NaN, b is the answer.
-     So v_max(x, acc) drops the NaNs of x; who must see them asks v_unord.
+     So v_max(x, acc) drops the NaNs of x; who must know of them asks v_unord or n_see.
    - Reductions halve and combine: 64 to 16 by vectors, then lanes i and i + 8, + 4, + 2, + 1.
    - A mask (vm) is all or nothing in each lane; m_bits gives lane 0 in bit 0.
    - Integer words wrap modulo 2^32; weights are exact in 64 bits, so their order cannot show.
@@ -20,7 +20,8 @@
      vu v_bits(v)  vf v_of_bits(u)  vu u_set1 u_load u_store u_add u_xor u_shl(u, c) u_shr(u, c)  vm u_eq(u, u)
      vu u_mul_wide(a, b, &hi)                  64-bit products: low words returned, high words in hi
      size_t v_compress(p, v, m)  u_compress(p, u, m)   lanes of m packed to p, which has room for 16; how many
-     float v_max_across(v)  v_sum_across(v)  vf v_max_rows(r): lane j = max across r[j], of 16
+     float v_max_across(v)  v_sum_across(v)  v_max_rows(p, r): p[j] = max across r[j], of ROWS
+     vn n_none()  n_see(n, a, b)  n_any(n)      whether any of the vectors seen had a NaN
      weights: a weight is round_half_even(2^43 * e), e in [0, 1]
      vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64 */
 #ifndef LANEWISE_VEC_H

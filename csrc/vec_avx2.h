@@ -94,6 +94,21 @@ INLINE void v_fill64(vf v[4], uint64_t keep, float fill) {
     v[i].hi = fill8(v[i].hi, half[i / 2], i % 2 * LANES + 8, f);
   }
 }
+
+/* Doubled as an integer, a NaN exceeds every other float: comparing floats would wait for the units that find maxima.
+ */
+typedef __m256i vn;
+INLINE vn n_none(void) { return _mm256_setzero_si256(); }
+INLINE vn see8(vn n, __m256 v) {
+  __m256i u = _mm256_castps_si256(v);
+  return _mm256_max_epu32(n, _mm256_add_epi32(u, u));
+}
+INLINE vn n_see(vn n, vf a, vf b) { return see8(see8(see8(see8(n, a.lo), a.hi), b.lo), b.hi); }
+INLINE int n_any(vn n) {
+  const __m256i infinity = _mm256_set1_epi32((int)0xff000000u);
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_max_epu32(n, infinity), infinity)) != -1;
+}
+
 INLINE vf v_keep(vm m, vf a) { return vf2(_mm256_and_ps(m.lo, a.lo), _mm256_and_ps(m.hi, a.hi)); }
 
 INLINE vu v_bits(vf a) { return vu2(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)); }
@@ -190,7 +205,8 @@ INLINE __m256 max_rows8(const vf *r) {
   }
   return _mm256_max_ps(_mm256_shuffle_ps(quad[0], quad[1], 0x88), _mm256_shuffle_ps(quad[0], quad[1], 0xDD));
 }
-INLINE vf v_max_rows(const vf *r) { return vf2(max_rows8(r), max_rows8(r + 8)); }
+enum { ROWS = 8 };
+INLINE void v_max_rows(float *p, const vf *r) { _mm256_storeu_ps(p, max_rows8(r)); }
 
 /* The sum of e * 2^43 and 2^52 in double has the rounded weight as its low mantissa bits. */
 INLINE __m256i weights4(__m128 e) {

@@ -36,6 +36,10 @@ INLINE vm v_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 INLINE vm v_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 INLINE vm v_eq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 INLINE vm v_unord(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+typedef vm vn;
+INLINE vn n_none(void) { return 0; }
+INLINE vn n_see(vn n, vf a, vf b) { return (vn)(n | v_unord(a, b)); }
+INLINE int n_any(vn n) { return n != 0; }
 INLINE vm m_or(vm a, vm b) { return (vm)(a | b); }
 INLINE vm m_and(vm a, vm b) { return (vm)(a & b); }
 INLINE unsigned m_bits(vm a) { return a; }
@@ -96,7 +100,8 @@ INLINE float v_sum_across(vf a) {
 
 /* The halving order over sixteen rows: i and i + 8 of two rows, i and i + 4 of four, i and i + 2 of eight,
    neighbours of sixteen. Rows meet as 0 4 8 12, 1 5 9 13, ... so that the lanes come out in row order. */
-INLINE vf v_max_rows(const vf *r) {
+enum { ROWS = 16 };
+INLINE void v_max_rows(float *p, const vf *r) {
   vf two[8], four[4], eight[2];
   for (int i = 0; i < 8; i++) {
     int a = i % 4 + 8 * (i / 4), b = a + 4;
@@ -110,7 +115,7 @@ INLINE vf v_max_rows(const vf *r) {
     eight[i] = _mm512_max_ps(_mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0x44),
                              _mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0xEE));
   }
-  return _mm512_max_ps(_mm512_shuffle_ps(eight[0], eight[1], 0x88), _mm512_shuffle_ps(eight[0], eight[1], 0xDD));
+  v_store(p, _mm512_max_ps(_mm512_shuffle_ps(eight[0], eight[1], 0x88), _mm512_shuffle_ps(eight[0], eight[1], 0xDD)));
 }
 
 /* The sum of e * 2^43 and 2^52 in double has the rounded weight as its low mantissa bits. */

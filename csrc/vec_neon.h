@@ -55,6 +55,15 @@ INLINE vm v_eq(vf a, vf b) { QUARTERS(vm, vceqq_f32(a.q[i], b.q[i])); }
 INLINE vm v_unord(vf a, vf b) {
   QUARTERS(vm, vmvnq_u32(vandq_u32(vceqq_f32(a.q[i], a.q[i]), vceqq_f32(b.q[i], b.q[i]))));
 }
+typedef uint32x4_t vn; /* lanes of all ones until they see a NaN */
+INLINE vn n_none(void) { return vdupq_n_u32(0xffffffffu); }
+INLINE vn n_see(vn n, vf a, vf b) {
+  for (int i = 0; i < 4; i++) {
+    n = vandq_u32(n, vandq_u32(vceqq_f32(a.q[i], a.q[i]), vceqq_f32(b.q[i], b.q[i])));
+  }
+  return n;
+}
+INLINE int n_any(vn n) { return vminvq_u32(n) == 0; }
 INLINE vm m_or(vm a, vm b) { QUARTERS(vm, vorrq_u32(a.q[i], b.q[i])); }
 INLINE vm m_and(vm a, vm b) { QUARTERS(vm, vandq_u32(a.q[i], b.q[i])); }
 static const uint32_t lane_bit[4] = {1, 2, 4, 8};
@@ -158,7 +167,11 @@ INLINE float32x4_t max_rows4(const vf *r) {
   float32x4_t b = max_pair(max_to_four(r[2]), max_to_four(r[3]));
   return max4(vuzp1q_f32(a, b), vuzp2q_f32(a, b));
 }
-INLINE vf v_max_rows(const vf *r) { QUARTERS(vf, max_rows4(r + 4 * i)); }
+enum { ROWS = 8 };
+INLINE void v_max_rows(float *p, const vf *r) {
+  vst1q_f32(p, max_rows4(r));
+  vst1q_f32(p + 4, max_rows4(r + 4));
+}
 
 /* The sum of e * 2^43 and 2^52 in double has the rounded weight as its low mantissa bits. */
 INLINE uint64x2_t weights2(float64x2_t d) {

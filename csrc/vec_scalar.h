@@ -87,6 +87,16 @@ WORD vm v_gt(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] > b.f[i])); }
 WORD vm v_ge(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] >= b.f[i])); }
 WORD vm v_eq(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] == b.f[i])); }
 WORD vm v_unord(vf a, vf b) { EACH(vm, m, 0u - (uint32_t)(a.f[i] != a.f[i] || b.f[i] != b.f[i])); }
+typedef vm vn;
+WORD vn n_none(void) { EACH(vn, m, 0); }
+WORD vn n_see(vn n, vf a, vf b) { EACH(vn, m, n.m[i] | (uint32_t)(a.f[i] != a.f[i] || b.f[i] != b.f[i])); }
+WORD int n_any(vn n) {
+  uint32_t any = 0;
+  for (int i = 0; i < LANES; i++) {
+    any |= n.m[i];
+  }
+  return any != 0;
+}
 WORD vm m_or(vm a, vm b) { EACH(vm, m, a.m[i] | b.m[i]); }
 WORD vm m_and(vm a, vm b) { EACH(vm, m, a.m[i] & b.m[i]); }
 WORD vm m_of_bits(unsigned bits) { EACH(vm, m, 0u - (bits >> i & 1u)); }
@@ -165,7 +175,12 @@ WORD float v_sum_across(vf a) {
   }
   return a.f[0];
 }
-WORD vf v_max_rows(const vf *r) { EACH(vf, f, v_max_across(r[i])); }
+enum { ROWS = 8 };
+WORD void v_max_rows(float *p, const vf *r) {
+  for (int i = 0; i < ROWS; i++) {
+    p[i] = v_max_across(r[i]);
+  }
+}
 
 INLINE uint64_t weight1(float e) {
   double d = (double)e * 0x1p43 + 0x1p52; /* the addition rounds half to even to an integer */

@@ -120,6 +120,24 @@ INLINE uint64_t allowed64(const struct mask *m, size_t first) {
   return count < 64 ? allowed & (((uint64_t)1 << count) - 1) : allowed;
 }
 
+/* The same of `count` blocks from `first` on; 0 if nothing is allowed in them. */
+INLINE uint64_t allowed_of_blocks(uint64_t *allowed, const struct mask *m, size_t first, size_t count) {
+  uint64_t any = 0;
+  if (m->kind == MASK_BITS && first + 64 * count <= m->width) {
+    const uint32_t *words = (const uint32_t *)m->bits + first / 32;
+    for (size_t i = 0; i < count; i++) {
+      allowed[i] = words[2 * i] | (uint64_t)words[2 * i + 1] << 32;
+      any |= allowed[i];
+    }
+    return any;
+  }
+  for (size_t i = 0; i < count; i++) {
+    allowed[i] = allowed64(m, first + 64 * i);
+    any |= allowed[i];
+  }
+  return any;
+}
+
 /* z has room for whole blocks. */
 static void forbid(float *z, size_t n, const struct mask *m) {
   for (size_t first = 0; first < n; first += 64) {

@@ -84,6 +84,9 @@ INLINE size_t few_first(const struct sample_args *a, const struct sample_params 
 /* The draw from the first `count` of f's list. */
 static size_t draw_few(const struct few *f, const struct judged *j, double temperature, const struct philox_key *key) {
   size_t count = f->list.count;
+  if (count == 1) { /* whatever its noise */
+    return f->list.id[0];
+  }
   if (count <= FEW) {
     return best_of_few(f->list.value, f->list.id, count, temperature, key).id;
   }

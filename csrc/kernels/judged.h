@@ -22,35 +22,45 @@ struct judged {
 
 /* ---- maxima ---- */
 
-/* The block's four vectors with -inf for what is forbidden, NaNs noticed in the rest. */
-INLINE vf masked_max(const void *x, size_t first, size_t n, int dtype, uint64_t allowed, vm *nan) {
-  vf v[4];
-  row_load64(v, x, first, n, dtype, -INFINITY);
+/* The largest that is allowed of a block, in each of sixteen lanes; NaNs noticed among what is allowed. */
+INLINE vf masked_max(vf v[4], uint64_t allowed, vn *nan) {
   v_fill64(v, allowed, -INFINITY);
-  *nan = m_or(*nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
-  return v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+  *nan = n_see(n_see(*nan, v[0], v[1]), v[2], v[3]);
+  return max_of_four(v);
 }
 
-/* Blocks without an allowed id are not read; where sixteen in a row have none, that is the grammar's usual case. */
+/* Where ROWS blocks in a row have no allowed id they are not read: that is the grammar's usual case. */
 INLINE void masked_maxima(float *maxima, const void *x, size_t n, int dtype, const struct mask *mask, int *has_nan) {
-  size_t blocks = (n + BLOCK - 1) / BLOCK;
-  vm nan = m_of_bits(0);
-  for (size_t b = 0; b < blocks; b += LANES) {
-    uint64_t allowed[LANES], any = 0;
-    vf row[LANES];
-    for (size_t i = 0; i < LANES; i++) {
-      allowed[i] = b + i < blocks ? allowed64(mask, (b + i) * BLOCK) : 0;
-      any |= allowed[i];
+  size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
+  vn nan = n_none();
+  for (; (b + ROWS) * BLOCK <= n; b += ROWS) {
+    uint64_t allowed[ROWS];
+    if (!allowed_of_blocks(allowed, mask, b * BLOCK, ROWS)) {
+      for (size_t i = 0; i < ROWS; i++) {
+        maxima[b + i] = -INFINITY;
+      }
+      continue;
     }
-    for (size_t i = 0; any && i < LANES; i++) {
-      row[i] = allowed[i] ? masked_max(x, (b + i) * BLOCK, n, dtype, allowed[i], &nan) : v_set1(-INFINITY);
+    vf row[ROWS];
+#pragma GCC unroll 16 /* as in maxima_of */
+    for (size_t i = 0; i < ROWS; i++) {
+      vf v[4];
+      for (size_t j = 0; j < 4; j++) {
+        v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
+      }
+      row[i] = masked_max(v, allowed[i], &nan);
     }
-    v_store(maxima + b, any ? v_max_rows(row) : v_set1(-INFINITY));
+    v_max_rows(maxima + b, row);
   }
-  for (size_t b = blocks; b % LANES; b++) {
+  for (; b < blocks; b++) {
+    vf v[4];
+    row_load64(v, x, b * BLOCK, n, dtype, -INFINITY);
+    maxima[b] = v_max_across(masked_max(v, allowed64(mask, b * BLOCK), &nan));
+  }
+  for (; b % LANES; b++) {
     maxima[b] = NAN;
   }
-  *has_nan |= m_bits(nan) != 0;
+  *has_nan |= n_any(nan);
 }
 
 struct maxima_args {
@@ -72,6 +82,11 @@ INLINE void find_maxima_as(const struct maxima_args *a, void *scratch, int dtype
 
 INLINE float logit(const struct judged *j, size_t id) { return row_at(j->x, id, (int)j->dtype); }
 
+INLINE float judged_logit(const struct judged *j, size_t id) {
+  int edited = j->is_edited && j->is_edited[id / BLOCK] >> id % BLOCK & 1;
+  return edited ? j->edited[j->slot[id]] : logit(j, id);
+}
+
 static const float *put_together(const struct judged *j, size_t block, float room[BLOCK]) {
   size_t first = block * BLOCK;
   uint64_t allowed = allowed64(&j->mask, first), edited = j->is_edited ? j->is_edited[block] : 0;
@@ -88,13 +103,17 @@ static const float *put_together(const struct judged *j, size_t block, float roo
   return room;
 }
 
-/* The 64 logits of a block as they are judged, -inf beyond the row: in place where they are there already. */
+/* A block's logits as they are judged where they lie, NULL if they do not lie anywhere. */
+INLINE const float *block_in_place(const struct judged *j, size_t block) {
+  int is_there = j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && (block + 1) * BLOCK <= j->n &&
+                 !(j->is_edited && j->is_edited[block]);
+  return is_there ? (const float *)j->x + block * BLOCK : NULL;
+}
+
+/* The 64 logits of a block as they are judged, -inf beyond the row. */
 INLINE const float *block_of(const struct judged *j, size_t block, float room[BLOCK]) {
-  if (j->dtype == DTYPE_F32 && j->mask.kind == MASK_NONE && (block + 1) * BLOCK <= j->n &&
-      !(j->is_edited && j->is_edited[block])) {
-    return (const float *)j->x + block * BLOCK;
-  }
-  return put_together(j, block, room);
+  const float *there = block_in_place(j, block);
+  return there ? there : put_together(j, block, room);
 }
 
 /* The row may be larger than the cache that its last reader filled: asks for a block some time before it is needed. */
@@ -124,7 +143,7 @@ struct edits {
   size_t count;
 };
 
-INLINE size_t slot_of(struct edits *e, const struct judged *j, size_t id) {
+INLINE size_t slot_of(struct edits *e, size_t id) {
   uint64_t *word = &e->is_edited[id / BLOCK], bit = (uint64_t)1 << id % BLOCK;
   if (*word & bit) {
     return e->slot[id];
@@ -133,7 +152,6 @@ INLINE size_t slot_of(struct edits *e, const struct judged *j, size_t id) {
   e->slot[id] = (uint32_t)e->count;
   e->id[e->count] = (uint32_t)id;
   e->counts[e->count] = 0;
-  e->value[e->count] = e->before[e->count] = logit(j, id);
   return e->count++;
 }
 
@@ -143,36 +161,42 @@ INLINE void expect_id(const struct edits *e, const struct judged *j, int64_t id)
   __builtin_prefetch(e->slot + id, 1);
 }
 
-static void collect_edits(struct edits *e, const struct judged *j, const struct sample_args *a, int64_t row) {
+/* e is a copy, or every store would make the compiler read it again. */
+static struct edits collect_edits(struct edits e, const struct judged *j, const struct sample_args *a, int64_t row) {
   struct ids biased = ids_of(&a->bias_ids, &a->bias_offsets, row);
   struct ids lists[2] = {ids_of(&a->output_ids, &a->output_offsets, row),
                          ids_of(&a->prompt_ids, &a->prompt_offsets, row)};
   const float *bias = bias_values(a, biased);
   for (size_t i = 0; i < biased.count; i++) {
-    e->value[slot_of(e, j, (size_t)biased.id[i])] += bias[i];
+    slot_of(&e, (size_t)biased.id[i]);
   }
   for (uint32_t l = 0; l < 2; l++) {
     for (size_t i = 0; i < lists[l].count; i++) {
-      expect_id(e, j, lists[l].id[min_size(i + AHEAD, lists[l].count - 1)]);
-      uint32_t *count = &e->counts[slot_of(e, j, (size_t)lists[l].id[i])];
+      expect_id(&e, j, lists[l].id[min_size(i + AHEAD, lists[l].count - 1)]);
+      uint32_t *count = &e.counts[slot_of(&e, (size_t)lists[l].id[i])];
       *count = (*count | SEEN) + (l == 0);
     }
   }
+  for (size_t i = 0; i < e.count; i++) {
+    e.before[i] = e.value[i] = logit(j, e.id[i]);
+  }
+  for (size_t i = 0; i < biased.count; i++) {
+    e.value[e.slot[biased.id[i]]] += bias[i];
+  }
+  return e;
 }
 
 /* A value below a maximum leaves it alone unless it was the maximum: only then is a block read again. */
-static void raise_or_lower_maxima(const struct edits *e, struct judged *j, int *has_nan) {
-  for (size_t i = 0; i < e->count; i++) {
-    size_t id = e->id[i], block = id / BLOCK;
-    float value = e->value[i], *max = &j->maxima[block];
-    if (value < *max && e->before[i] != *max) {
-      continue;
-    }
-    if (!(allowed64(&j->mask, block * BLOCK) >> id % BLOCK & 1)) {
+static void raise_or_lower_maxima(struct edits e, const struct judged *j, int *has_nan) {
+  float *maxima = j->maxima;
+  for (size_t i = 0; i < e.count; i++) {
+    size_t id = e.id[i], block = id / BLOCK;
+    float value = e.value[i], max = maxima[block];
+    if ((value < max && e.before[i] != max) || !(allowed64(&j->mask, block * BLOCK) >> id % BLOCK & 1)) {
       continue;
     }
     *has_nan |= value != value;
-    *max = value >= *max ? value : max_of_block(j, block);
+    maxima[block] = value >= max ? value : max_of_block(j, block);
   }
 }
 
@@ -184,7 +208,7 @@ static void edit(struct judged *j, const struct sample_args *a, int64_t row, int
   e.before = (float *)take(scratch, j->n * sizeof *e.before);
   e.value = (float *)take(scratch, j->n * sizeof *e.value);
   memset(e.is_edited, 0, j->blocks * sizeof *e.is_edited);
-  collect_edits(&e, j, a, row);
+  e = collect_edits(e, j, a, row);
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   for (size_t i = 0; i < e.count; i++) {
     float after = penalised(e.value[i], e.counts[i] & ~SEEN, p);
@@ -193,7 +217,7 @@ static void edit(struct judged *j, const struct sample_args *a, int64_t row, int
   j->is_edited = e.is_edited;
   j->slot = e.slot;
   j->edited = e.value;
-  raise_or_lower_maxima(&e, j, has_nan);
+  raise_or_lower_maxima(e, j, has_nan);
 }
 
 /* ---- a row, ready ---- */

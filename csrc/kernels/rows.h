@@ -7,60 +7,66 @@ INLINE double at_most_1e30(double temperature) { return temperature > 1e30 ? 1e3
 INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_nan) {
   const float lowest = -INFINITY;
   vf acc[4] = {v_set1(lowest), v_set1(lowest), v_set1(lowest), v_set1(lowest)}, v[4];
-  vm nan = m_of_bits(0);
+  vn nan = n_none();
   for (; i + 64 <= end; i += 64) {
     for (size_t j = 0; j < 4; j++) {
       v[j] = row_load(x, i + LANES * j, dtype);
       acc[j] = v_max(v[j], acc[j]);
     }
-    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+    nan = n_see(n_see(nan, v[0], v[1]), v[2], v[3]);
   }
   if (i < end) {
     row_load64(v, x, i, end, dtype, lowest);
     for (size_t j = 0; j < 4; j++) {
       acc[j] = v_max(v[j], acc[j]);
     }
-    nan = m_or(nan, m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3])));
+    nan = n_see(n_see(nan, v[0], v[1]), v[2], v[3]);
   }
-  *has_nan |= m_bits(nan) != 0;
+  *has_nan |= n_any(nan);
   return max_across64(acc);
 }
 
 enum { BLOCK = 64 };
 
-/* Lanes in which one of four vectors has a NaN or, in a row of probabilities, what is below 0. */
-INLINE vm unfit(const vf v[4], int probs) {
-  vm nan = m_or(v_unord(v[0], v[1]), v_unord(v[2], v[3]));
-  vf least = v_min(v_min(v[0], v[2]), v_min(v[1], v[3]));
-  return probs ? m_or(nan, v_gt(v_set1(0.0f), least)) : nan;
+/* What a row may not have in it: NaN; among probabilities, what is below 0. */
+struct unfit {
+  vn nan;
+  vf least;
+};
+INLINE void watch(struct unfit *seen, const vf v[4], int probs) {
+  seen->nan = n_see(n_see(seen->nan, v[0], v[1]), v[2], v[3]);
+  if (probs) {
+    seen->least = v_min(v_min(v_min(v[0], v[2]), v_min(v[1], v[3])), seen->least);
+  }
 }
+
+INLINE vf max_of_four(const vf v[4]) { return v_max(v_max(v[0], v[2]), v_max(v[1], v[3])); }
 
 /* max of every block of 64; the last vector of maxima is padded with NaN, which reaches no bound */
 INLINE void maxima_of(float *maxima, const void *x, size_t n, int dtype, int probs, int *has_unfit) {
-  const float beyond = probs ? 0.0f : -INFINITY;
-  vm bad = m_of_bits(0);
+  struct unfit seen = {n_none(), v_set1(0.0f)};
   size_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
-  for (; (b + LANES) * BLOCK <= n; b += LANES) {
-    vf row[LANES];
+  for (; (b + ROWS) * BLOCK <= n; b += ROWS) {
+    vf row[ROWS];
 #pragma GCC unroll 16 /* else each row goes through memory on its way to v_max_rows */
-    for (size_t i = 0; i < LANES; i++) {
+    for (size_t i = 0; i < ROWS; i++) {
       vf v[4];
       for (size_t j = 0; j < 4; j++) {
         v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
       }
-      bad = m_or(bad, unfit(v, probs));
-      row[i] = v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+      watch(&seen, v, probs);
+      row[i] = max_of_four(v);
     }
-    v_store(maxima + b, v_max_rows(row));
+    v_max_rows(maxima + b, row);
   }
   for (; b < blocks; b++) {
     vf v[4];
-    row_load64(v, x, b * BLOCK, n, dtype, beyond);
-    bad = m_or(bad, unfit(v, probs));
+    row_load64(v, x, b * BLOCK, n, dtype, probs ? 0.0f : -INFINITY);
+    watch(&seen, v, probs);
     maxima[b] = max_across64(v);
   }
   v_store_n(maxima + blocks, (LANES - blocks % LANES) % LANES, v_set1(NAN));
-  *has_unfit |= m_bits(bad) != 0;
+  *has_unfit |= n_any(seen.nan) || m_bits(v_gt(v_set1(0.0f), seen.least));
 }
 INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int *has_nan) {
   maxima_of(maxima, x, n, dtype, 0, has_nan);

@@ -16,6 +16,14 @@ static size_t count_reaching(const float *v, size_t n, float t) {
   return (size_t)v_sum_across(v_add(acc[0], acc[1]));
 }
 
+static float least_finite(const float *v, size_t n) {
+  vf least = v_set1(INFINITY);
+  for (size_t i = 0; i < n; i += LANES) {
+    least = v_min(v_select(v_eq(v_load(v + i), v_set1(-INFINITY)), v_set1(INFINITY), v_load(v + i)), least);
+  }
+  return -v_max_across(v_sub(v_set1(0.0f), least));
+}
+
 /* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. Bisects the ordered bit
    patterns, so it ends after 32 counts whatever the values. */
 static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
@@ -25,8 +33,15 @@ static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
     most16 = v_max(v_load(v + i), most16);
   }
   float least = -v_max_across(v_sub(v_set1(0.0f), least16)), most = v_max_across(most16);
-  uint32_t low = order_key(least), high = order_key(most) + 1; /* k reach low; fewer reach high, or high is past all */
   size_t reached = n;
+  if (least == -INFINITY) { /* as behind a mask: what is above it lies close together */
+    reached = count_reaching(v, n, -FLT_MAX);
+    if (reached < k) {
+      return -INFINITY;
+    }
+    least = least_finite(v, n);
+  }
+  uint32_t low = order_key(least), high = order_key(most) + 1; /* k reach low; fewer reach high, or high is past all */
   while (reached > enough && high - low > 1) {
     uint32_t middle = low + (high - low) / 2;
     size_t count = count_reaching(v, n, key_value(middle));
@@ -72,20 +87,31 @@ INLINE uint64_t reaching64(const float z[BLOCK], float t) {
   return hits;
 }
 
-INLINE void split_block(const float *z, size_t first, float t, size_t k, struct list *above, struct list *equal) {
-  for (uint64_t hits = reaching64(z, t); hits; hits &= hits - 1) { /* most often one */
-    size_t i = (size_t)__builtin_ctzll(hits);
-    if (z[i] > t) {
-      push(above, z[i], first + i);
-    } else if (equal->count < k) {
-      push(equal, z[i], first + i);
-    }
+/* The same of a row's block, as it is judged, of what is allowed. */
+INLINE uint64_t allowed_reaching(const struct judged *j, size_t block, float t) {
+  size_t first = block * BLOCK;
+  uint64_t allowed = allowed64(&j->mask, first), edited = j->is_edited ? j->is_edited[block] : 0;
+  const vf bound = v_set1(t);
+  vf v[4];
+  row_load64(v, j->x, first, j->n, (int)j->dtype, -INFINITY);
+  uint64_t hits = 0;
+  for (size_t i = 0; i < 4; i++) {
+    hits |= (uint64_t)m_bits(v_ge(v[i], bound)) << LANES * i;
   }
+  hits &= ~edited;
+  for (uint64_t left = edited; left; left &= left - 1) {
+    size_t i = (size_t)__builtin_ctzll(left);
+    hits |= (uint64_t)(j->edited[j->slot[first + i]] >= t) << i;
+  }
+  hits &= allowed;
+  return j->n - first < BLOCK ? hits & (((uint64_t)1 << (j->n - first)) - 1) : hits;
 }
 
-/* Of a row, skipping blocks whose maximum does not reach t: what exceeds t, and up to k of what equals it. */
+/* Of a row, skipping blocks whose maximum does not reach t: what exceeds t, and up to k of what equals it; none of what
+   is -inf if a mask left fewer than k others, for that is never chosen. */
 static void split_row(const struct judged *j, float t, size_t k, struct list *above, struct list *equal) {
   const vf bound = v_set1(t);
+  size_t ties = t == -INFINITY && j->mask.kind != MASK_NONE ? 0 : k;
   for (size_t b = 0; b < j->blocks; b += LANES) {
     for (unsigned hits = m_bits(v_gt(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
       expect_block(j, b + (size_t)__builtin_ctz(hits));
@@ -93,10 +119,19 @@ static void split_row(const struct judged *j, float t, size_t k, struct list *ab
   }
   for (size_t b = 0; b < j->blocks; b += LANES) {
     vf maxima = v_load(j->maxima + b);
-    for (unsigned hits = m_bits(equal->count < k ? v_ge(maxima, bound) : v_gt(maxima, bound)); hits; hits &= hits - 1) {
+    for (unsigned hits = m_bits(equal->count < ties ? v_ge(maxima, bound) : v_gt(maxima, bound)); hits;
+         hits &= hits - 1) {
       size_t block = b + (size_t)__builtin_ctz(hits);
-      float room[BLOCK];
-      split_block(block_of(j, block, room), block * BLOCK, t, k, above, equal);
+      const float *there = block_in_place(j, block);
+      for (uint64_t ids = there ? reaching64(there, t) : allowed_reaching(j, block, t); ids; ids &= ids - 1) {
+        size_t i = (size_t)__builtin_ctzll(ids), id = block * BLOCK + i;
+        float z = there ? there[i] : judged_logit(j, id);
+        if (z > t) {
+          push(above, z, id);
+        } else if (equal->count < ties) {
+          push(equal, z, id);
+        }
+      }
     }
   }
 }

@@ -216,7 +216,7 @@ cdef cnp.ndarray target(cnp.ndarray out, rows_t *r):
     cdef int64_t x_reach = (r.rows - 1) * r.stride, y_reach = (r.rows - 1) * stride
     if cnp.PyArray_STRIDE(out, axis) != y_item and cnp.PyArray_DIM(out, axis) > 1 or not cnp.PyArray_ISALIGNED(out):
         return np.empty_like(out, order="C", subok=False)
-    if x == y and x_item == y_item and (stride == r.stride or r.rows == 1) and abs(stride) >= (x_size if axis else 0):
+    if x == y and x_item == y_item and (r.rows == 1 or stride == r.stride and abs(stride) >= x_size):
         return out
     if (x + min(x_reach, 0) < y + max(y_reach, 0) + y_size) and (y + min(y_reach, 0) < x + max(x_reach, 0) + x_size):
         return np.empty_like(out, order="C", subok=False)
