@@ -33,7 +33,7 @@ class _Memory:
         self.__array_interface__ = {
             "version": 3,
             "shape": tuple(value.shape()),
-            "typestr": "<u2" if dtype is BFLOAT16 else dtype.str,
+            "typestr": dtype.str,
             "data": (value.data_ptr(), False),
         }
 
