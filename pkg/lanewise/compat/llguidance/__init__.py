@@ -1,0 +1,1 @@
+"""`import lanewise.compat.llguidance.numpy` for `import llguidance.numpy`, and so with `torch`."""
