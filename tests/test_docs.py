@@ -8,6 +8,7 @@ import importlib
 import inspect
 import io
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([\w-]+):", text(ROOT / "Makefile"), re.M))
+    targets = re.findall(r"^([\w%-]+):", text(ROOT / "Makefile"), re.M)
     named = set(re.findall(r"`make ([\w-]+)", text(page))) | set(re.findall(r"^make ([\w-]+)", text(page), re.M))
-    assert named <= targets
+    assert not [name for name in named if not any(fnmatch(name, target.replace("%", "*")) for target in targets)]

@@ -336,9 +336,7 @@ def python(code: str, **environment: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-@pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer ends a process without memory"
-)
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs memory")
 def test_a_worker_without_scratch_leaves_its_rows_to_the_caller() -> None:
     code = """
         import resource

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Preset, Seeds, Ties, Tokens
+from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Preset, SampleTies, Seeds, Ties, Tokens
 from lanewise.params import SamplingParams, Stream
 
 __test__: dict[str, str]  # added by Cython
@@ -51,7 +51,7 @@ def sample(
     rng: Stream | None = None,
     u: Floats | None = None,
     vocab_size: SupportsIndex | None = None,
-    ties: Ties = "lowest",
+    ties: SampleTies = "lowest",
     preset: Preset = "transformers",
     return_support: Literal[False] = False,
     on_invalid: OnInvalid = "raise",
@@ -80,7 +80,7 @@ def sample(
     rng: Stream | None = None,
     u: Floats | None = None,
     vocab_size: SupportsIndex | None = None,
-    ties: Ties = "lowest",
+    ties: SampleTies = "lowest",
     preset: Preset = "transformers",
     return_support: Literal[True],
     on_invalid: OnInvalid = "raise",
