@@ -16,7 +16,7 @@ def array(tensor: Any) -> np.ndarray[Any, Any]:
     return np.asarray(tensor.detach())
 
 
-def tensor(values: np.ndarray[Any, Any], dtype: Any = None) -> Any:
+def tensor(values: Any, dtype: Any = None) -> Any:
     """The array as a tensor: its own memory, unless `dtype` is another."""
     made = torch.from_numpy(values)
     return made if dtype is None else made.to(dtype)

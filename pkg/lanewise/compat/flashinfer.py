@@ -6,14 +6,12 @@ this follows the kernels: docs/compat.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 import lanewise
-from lanewise.compat import _tensors
 from lanewise.compat._tensors import array, tensor, torch
 
 __all__ = [
@@ -65,17 +63,17 @@ def _logits(logits: Tensor) -> Tensor:
 def _each(parameter: Tensor | float, rows: int, dtype: Any) -> Array:
     """One value a row of the distributions, as the kernels read them: float32 or int32."""
     if not isinstance(parameter, torch.Tensor):
-        return np.full(rows, parameter, dtype)
+        return array(torch.full((rows,), parameter, dtype=dtype))
     if parameter.ndim != 1:
         raise ValueError(f"a sampling parameter must be a scalar or a 1D tensor, got {parameter.ndim}D")
     if parameter.shape[0] != rows:
         raise ValueError(f"a sampling parameter must have one value for each of {rows} rows, got {parameter.shape[0]}")
-    return array(parameter).astype(dtype) if parameter.dtype != torch.bfloat16 else array(parameter.float()).astype(dtype)
+    return array(parameter.to(dtype))
 
 
 def _counts(top_k: Tensor | int, rows: int) -> Array:
     """Kernels read k as an unsigned number: below 0 it is off. At 0 their search ends on the most probable."""
-    counts = _each(top_k, rows, np.int32)
+    counts = _each(top_k, rows, torch.int32)
     return np.where(counts == 0, 1, counts)
 
 
@@ -114,7 +112,7 @@ def _words(given: Any, name: str, rows: int) -> Array:
 
 
 def _nucleus(rows: Array, top_p: Tensor | float) -> Array:
-    p = _each(top_p, len(rows), np.float32)
+    p = _each(top_p, len(rows), torch.float32)
     return lanewise.top_p_renorm(rows, p, ties="all", on_invalid="mark")
 
 
@@ -123,7 +121,7 @@ def _largest(rows: Array, top_k: Tensor | int) -> Array:
 
 
 def _near_the_best(rows: Array, min_p: Tensor | float) -> Array:
-    bound = rows.max(axis=1, initial=0) * _each(min_p, len(rows), np.float32)
+    bound = rows.max(axis=1, initial=0) * _each(min_p, len(rows), torch.float32)
     return np.where(rows >= bound[:, None], rows, np.float32(0))
 
 
@@ -247,7 +245,9 @@ def sampling_from_logits(
     """An id a row of softmax(logits)."""
     if check_nan and torch.isnan(logits).any():
         raise ValueError("Input logits contains NaN.")
-    return _draw_logits(_logits(logits), indices, generator, seed, offset)
+    rows = _logits(logits)
+    off = np.zeros(len(rows), np.int32), np.ones(len(rows))
+    return _draw_logits(rows, *off, "transformers", indices, generator, seed, offset)
 
 
 def top_k_top_p_sampling_from_logits(
@@ -268,19 +268,78 @@ def top_k_top_p_sampling_from_logits(
     rows = _logits(logits)
     if check_nan and not np.isfinite(lanewise.logsumexp(rows)).all():  # then softmax has a NaN
         raise ValueError("Input probs contains NaN.")
-    k, p = _counts(top_k, len(rows)), _each(top_p, len(rows), np.float32)
-    return _draw_logits(rows, indices, generator, seed, offset, top_k=k, top_p=p, preset=steps)
+    k, p = _counts(top_k, len(rows)), _each(top_p, len(rows), torch.float32)
+    return _draw_logits(rows, k, p, steps, indices, generator, seed, offset)
 
 
 def _draw_logits(
-    rows: Tensor, indices: Tensor | None, generator: Any, seed: Any, offset: Any, preset: Any = "transformers", **limits: Array
+    rows: Tensor,
+    top_k: Array,
+    top_p: Array,
+    preset: Any,
+    indices: Tensor | None,
+    generator: Any,
+    seed: Any,
+    offset: Any,
 ) -> Tensor:
     if indices is not None:
-        rows = rows.index_select(0, indices)
-        limits = {name: _chosen(limit, indices) for name, limit in limits.items()}
+        rows, top_k, top_p = rows.index_select(0, indices), _chosen(top_k, indices), _chosen(top_p, indices)
     noise = _noise(seed, offset, generator, len(rows))
-    ids = lanewise.sample(rows, **limits, **noise, preset=preset, ties="all", on_invalid="mark")
-    return _samples(ids, indices)
+    ids = lanewise.sample(rows, top_k=top_k, top_p=top_p, **noise, preset=preset, ties="all", on_invalid="mark")
+    return _samples(np.asarray(ids), indices)
+
+
+def chain_speculative_sampling(
+    draft_probs: Tensor,
+    draft_token_ids: Tensor,
+    target_probs: Tensor,
+    maybe_output_accepted_token_num: Tensor | None = None,
+    maybe_output_emitted_draft_token_num: Tensor | None = None,
+    deterministic: bool = True,
+    generator: Any = None,
+    seed: Any = None,
+    offset: Any = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The drafted ids up to the first that the target refuses, one id of the target's own, then -1."""
+    ids = draft_token_ids.long()
+    rows, drafted = ids.shape
+    drafts, targets = draft_probs.detach().float(), target_probs.detach().float()
+    noise = _noise(seed, offset, generator, rows)
+    q, p = (array(probs.gather(2, ids[..., None])[..., 0]) for probs in (targets[:, :-1], drafts))
+    passes = _uniforms(noise, drafted) * p < q
+    emitted = passes.cumprod(axis=1).sum(axis=1)
+
+    output = np.full((rows, drafted + 1), -1, np.int32)
+    output[:, :-1] = np.where(np.arange(drafted) < emitted[:, None], array(ids), -1)
+    rest = _left_to_target(array(drafts), array(targets), emitted)
+    noise["keys"] ^= np.uint64(2**63)  # the draft may have been drawn with this seed and offset
+    output[np.arange(rows), emitted] = np.maximum(lanewise.sample_from_probs(rest, **noise, on_invalid="mark"), 0)
+    accepted = _added(maybe_output_accepted_token_num, passes.sum(axis=1))
+    return tensor(output), accepted, _added(maybe_output_emitted_draft_token_num, emitted)
+
+
+def _uniforms(noise: dict[str, Array], each: int) -> Array:
+    """In (0, 1], float64; from NumPy's Philox, which shares no number with that of lanewise's draws."""
+    rows = [
+        np.random.Philox(key=np.array([seed, key]), counter=int(step)).random_raw(each)
+        for seed, key, step in zip(noise["seed"], noise["keys"], noise["step"], strict=True)
+    ]
+    return ((np.array(rows, np.uint64).reshape(-1, each) >> np.uint64(11)) + 1.0) * 2.0**-53
+
+
+def _left_to_target(drafts: Array, targets: Array, emitted: Array) -> Array:
+    """What the one id of the target's own is drawn from: where a draft was refused, the excess over the draft."""
+    rows, drafted = drafts.shape[:2]
+    rest = targets[np.arange(rows), emitted]
+    refused = np.flatnonzero(emitted < drafted)
+    excess = np.maximum(rest[refused] - drafts[refused, emitted[refused]], 0)
+    some = excess.any(axis=1)  # none: the two are equal, and the target itself is as right
+    rest[refused[some]] = excess[some]
+    return rest
+
+
+def _added(total: Tensor | None, counts: Array) -> Tensor:
+    return tensor(counts, torch.int32) if total is None else total.add_(tensor(counts))
 
 
 # ---- without a draw ------------------------------------------------------------------------------------------------
