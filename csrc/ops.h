@@ -54,6 +54,7 @@ struct sample_params {
 
 enum { STEP_TEMPERATURE = 1, STEP_TOP_K, STEP_TOP_P, STEP_MIN_P, STEP_LIMIT = 8 };
 enum { MASK_NONE, MASK_BOOL, MASK_BITS };
+enum { TIES_TOP_K = 1, TIES_TOP_P = 2 };
 
 struct sample_args {
   struct span x, params;
@@ -68,7 +69,9 @@ struct sample_args {
   int64_t x_stride;
   int64_t mask_kind, mask_stride, mask_width; /* width in ids; ids beyond are forbidden */
   int64_t bias_dense, bias_stride;
-  int64_t has_u, ties_all, force_exact;
+  int64_t has_u;
+  int64_t ties_all; /* TIES_TOP_K, TIES_TOP_P: these also keep what equals the last they keep */
+  int64_t force_exact;
   int64_t steps[STEP_LIMIT]; /* the order of truncations, ended by 0 */
   int64_t n;                 /* ids a row that sample_n draws, 1..cols */
 };

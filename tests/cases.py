@@ -237,6 +237,7 @@ def sample_settings(n: int) -> list[dict[str, Any]]:
         {"top_k": 1, "seed": 3, "step": 0},
         {"top_k": 3, "ties": "all", "seed": 3, "step": 0},
         {"top_p": 0.3, "ties": "all", "seed": 3, "step": 0},
+        {"top_k": 3, "top_p": 0.5, "ties": "top_k", "seed": 3, "step": 0},
         {"top_p": 0.0, "seed": 3, "step": 0},
         {"top_p": 1e-12, "min_keep": 3, "seed": 3, "step": 0},
         {"min_p": 1.0, "min_keep": 4, "u": 0.5},

@@ -237,7 +237,7 @@ def test_random_rows_are_the_reference() -> None:
             "top_p": float(rng.choice([1, 1, 0, 0.1, 0.5, 0.9, 0.999])),
             "min_p": float(rng.choice([0, 0, 0.01, 0.1, 1])),
             "min_keep": int(rng.choice([1, 1, 3])),
-            "ties": str(rng.choice(["lowest", "all"])),
+            "ties": str(rng.choice(["lowest", "all", "top_k"])),
             "preset": str(rng.choice(list(reference.PRESETS))),
         }
         k, token, u = int(rng.choice([1, min(n, 17), min(n, 300)])), int(rng.integers(n)), float(rng.random())

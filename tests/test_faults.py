@@ -158,6 +158,8 @@ def top_k_keeps_exactly_k() -> None:
     assert lanewise.top_k(np.stack([row] * 8), 3)[1].tolist() == [[4, 1, 2]] * 8
     assert lanewise.top_k_mask(np.stack([row] * 8), 3).tolist() == [[-INF, 2, 2, -INF, 3]] * 8
     assert kept(row, top_k=3, ties="all") == [1, 2, 3, 4]
+    assert kept(row, top_k=3, top_p=0.6, ties="top_k") == [1, 4]  # of 3, 2, 2, 2: top-p breaks the ties top-k kept
+    assert kept(row, top_k=3, top_p=0.6, ties="all") == [1, 2, 3, 4]
 
 
 @fault("SA11")

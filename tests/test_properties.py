@@ -41,7 +41,7 @@ def sampled(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any], dict[str, Any]
         "top_p": draw(st.one_of(st.just(1.0), st.floats(-0.1, 1.1))),
         "min_p": draw(st.one_of(st.just(0.0), st.floats(0, 1))),
         "min_keep": draw(st.integers(0, 5)),
-        "ties": draw(st.sampled_from(["lowest", "all"])),
+        "ties": draw(st.sampled_from(["lowest", "all", "top_k"])),
         "preset": draw(st.sampled_from(list(reference.PRESETS))),
     }
     if draw(st.booleans()):
@@ -162,7 +162,7 @@ def random_batch(rng: np.random.Generator, n: int) -> tuple[np.ndarray, dict[str
         "top_p": rng.choice([1, 1, 0, 0.1, 0.5, 0.9, 0.99, 1e-12, 1 - 1e-12], BATCH),
         "min_p": rng.choice([0, 0, 0.01, 0.1, 1], BATCH),
         "min_keep": rng.choice([1, 1, 1, 3], BATCH),
-        "ties": str(rng.choice(["lowest", "lowest", "all"])),
+        "ties": str(rng.choice(["lowest", "lowest", "all", "top_k"])),
         "preset": str(rng.choice(list(reference.PRESETS))),
         "seed": int(rng.integers(2**63)),
         "step": int(rng.integers(2**32)),
@@ -206,7 +206,7 @@ def compare_random(rng: np.random.Generator, count: int) -> None:
             "top_p": float(rng.choice([1, 0, 0.1, 0.5, 0.9, 0.999, 1e-12, 1 - 1e-12])),
             "min_p": float(rng.choice([0, 0, 0.01, 0.1, 1])),
             "min_keep": int(rng.choice([1, 1, 3])),
-            "ties": str(rng.choice(["lowest", "all"])),
+            "ties": str(rng.choice(["lowest", "all", "top_k"])),
             "preset": str(rng.choice(list(reference.PRESETS))),
             "seed": int(rng.integers(2**63)),
             "step": int(rng.integers(2**32)),

@@ -35,7 +35,7 @@ def random_settings(rng: np.random.Generator, n: int) -> dict[str, Any]:
         "top_p": float(rng.choice([1, 1, 0.1, 0.5, 0.9])),
         "min_p": float(rng.choice([0, 0, 0.01, 0.1, 1])),
         "min_keep": int(rng.choice([1, 1, 3])),
-        "ties": str(rng.choice(["lowest", "all"])),
+        "ties": str(rng.choice(["lowest", "all", "top_k"])),
         "preset": str(rng.choice(list(reference.PRESETS))),
     }
 

@@ -75,7 +75,7 @@ struct left {
   struct prefix known;
   struct nucleus nucleus; /* asked about winners if top_p is below 1 */
   size_t rank;            /* what comes before a winner must be fewer, if not 0 */
-  int ties_all, wanted;   /* wanted: the ids, not only a draw from them */
+  int rank_ties, wanted;  /* equals of a winner do not come before it; the ids are asked for, not only a draw */
 };
 
 static void leave_top_k(struct left *l, const struct judged *j, const struct sample_params *p, char *scratch) {
@@ -86,7 +86,7 @@ static void leave_top_k(struct left *l, const struct judged *j, const struct sam
     return;
   }
   struct prefix kept = first_prefix(j, k, scratch);
-  kept.end = l->ties_all ? j->n : kept.end;
+  kept.end = l->rank_ties ? j->n : kept.end;
   l->known = shorter(l->known, kept);
 }
 
@@ -103,8 +103,10 @@ static void leave_min_p(struct left *l, const struct judged *j, const struct sam
 static struct left what_is_left(const struct judged *j, const struct sample_args *a, const struct sample_params *p,
                                 double temperature, char *scratch) {
   double current = 1.0;
-  struct left l = {
-      .known = everything, .nucleus.top_p = 1.0, .ties_all = a->ties_all != 0, .wanted = a->support_ids.ptr != NULL};
+  struct left l = {.known = everything,
+                   .nucleus.top_p = 1.0,
+                   .rank_ties = (a->ties_all & TIES_TOP_K) != 0,
+                   .wanted = a->support_ids.ptr != NULL};
   for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
     if (a->steps[i] == STEP_TEMPERATURE) {
       current = temperature;
@@ -116,14 +118,14 @@ static struct left what_is_left(const struct judged *j, const struct sample_args
       l.nucleus = whole_nucleus(j, (float)(1.0 / current), p->top_p);
       l.nucleus.of = l.known;
       l.nucleus.min_keep = (size_t)p->min_keep;
-      l.nucleus.ties_all = l.ties_all;
+      l.nucleus.ties_all = (a->ties_all & TIES_TOP_P) != 0;
     }
   }
   return l;
 }
 
 static int is_left(struct left *l, const struct judged *j, struct winner w) {
-  if (l->rank && count_in(j, (struct prefix){w.z, l->ties_all ? 0 : w.id}) >= l->rank) {
+  if (l->rank && count_in(j, (struct prefix){w.z, l->rank_ties ? 0 : w.id}) >= l->rank) {
     return 0;
   }
   return l->nucleus.top_p >= 1.0 || is_in_nucleus(&l->nucleus, w);
@@ -176,7 +178,7 @@ static struct weighed all_left(struct left *l, const struct judged *j, float inv
   }
   struct weighed nucleus = nucleus_of_left(&l->nucleus, scratch);
   struct prefix kept = nucleus.prefix;
-  kept.end = l->ties_all ? j->n : kept.end;
+  kept.end = l->nucleus.ties_all ? j->n : kept.end;
   if (l->nucleus.min_keep > 1) {
     kept = longer(kept, first_prefix(j, min_size(l->nucleus.min_keep, j->n), scratch));
   }

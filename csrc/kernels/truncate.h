@@ -95,7 +95,7 @@ static void truncate_min_p(struct row_state *s, const struct sample_params *p, d
 }
 
 static void truncate(struct row_state *s, const struct sample_args *a, const struct sample_params *p) {
-  int ties_all = a->ties_all != 0, tempered = 0;
+  int tempered = 0;
   for (int i = 0; i < STEP_LIMIT && a->steps[i]; i++) {
     switch (a->steps[i]) {
     case STEP_TEMPERATURE:
@@ -103,10 +103,10 @@ static void truncate(struct row_state *s, const struct sample_args *a, const str
       tempered = 1;
       break;
     case STEP_TOP_K:
-      truncate_top_k(s, p, ties_all);
+      truncate_top_k(s, p, (a->ties_all & TIES_TOP_K) != 0);
       break;
     case STEP_TOP_P:
-      truncate_top_p(s, p, ties_all);
+      truncate_top_p(s, p, (a->ties_all & TIES_TOP_P) != 0);
       break;
     default:
       truncate_min_p(s, p, tempered ? s->temperature : 1.0);

@@ -17,6 +17,7 @@ cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str n
 
 cdef int check_on_invalid(object on_invalid) except -1
 cdef int check_ties(object ties) except -1               # whether all of them
+cdef int ties_of_steps(object ties) except -1            # TIES_TOP_K, TIES_TOP_P
 
 cdef tuple ragged_ids(object ids, str name, rows_t *r)    # (ids, offsets), int64
 cdef bint is_sparse(object bias)

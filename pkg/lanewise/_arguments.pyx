@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lanewise._arrays cimport as_array, rows_t
-from lanewise._ops cimport to_float32
+from lanewise._ops cimport TIES_TOP_K, TIES_TOP_P, to_float32
 
 cnp.import_array()
 
@@ -115,6 +115,14 @@ cdef int check_ties(object ties) except -1:
     if ties != "lowest" and ties != "all":
         raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
     return ties == "all"
+
+
+cdef int ties_of_steps(object ties) except -1:
+    if ties == "top_k":
+        return TIES_TOP_K
+    if ties != "lowest" and ties != "all":
+        raise ValueError(f"ties must be 'lowest', 'all' or 'top_k', got {ties!r}")
+    return TIES_TOP_K | TIES_TOP_P if ties == "all" else 0
 
 
 # ---- ids, biases, masks ----

@@ -38,6 +38,7 @@ cdef extern from "ops.h":
     enum:
         STEP_TEMPERATURE, STEP_TOP_K, STEP_TOP_P, STEP_MIN_P, STEP_LIMIT
         MASK_NONE, MASK_BOOL, MASK_BITS
+        TIES_TOP_K, TIES_TOP_P
         SAMPLE_MAX_VOCAB
 
     struct sample_args:

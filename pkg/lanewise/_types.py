@@ -26,6 +26,7 @@ Bias: TypeAlias = (
 )
 Mask: TypeAlias = NDArray[np.bool_] | NDArray[np.int32] | NDArray[np.uint32] | Sequence[bool] | SupportsDLPack
 Ties: TypeAlias = Literal["lowest", "all"]
+SampleTies: TypeAlias = Literal["lowest", "all", "top_k"]
 OnInvalid: TypeAlias = Literal["raise", "mark"]
 Step: TypeAlias = Literal["temperature", "top_k", "top_p", "min_p"]
 Preset: TypeAlias = Literal["transformers", "vllm", "llama.cpp", "mlx-lm"] | Sequence[Step]

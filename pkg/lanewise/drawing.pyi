@@ -16,8 +16,8 @@ from lanewise._types import (
     Mask,
     OnInvalid,
     Preset,
+    SampleTies,
     Seeds,
-    Ties,
     Tokens,
 )
 from lanewise.params import SamplingParams
@@ -49,7 +49,7 @@ def sample_n(
     keys: Ints | None = None,
     rng: Stream | None = None,
     vocab_size: SupportsIndex | None = None,
-    ties: Ties = "lowest",
+    ties: SampleTies = "lowest",
     preset: Preset = "transformers",
     on_invalid: OnInvalid = "raise",
     out: NDArray[np.int64] | None = None,
@@ -75,7 +75,7 @@ def verify(
     step: Ints,
     keys: Ints | None = None,
     vocab_size: SupportsIndex | None = None,
-    ties: Ties = "lowest",
+    ties: SampleTies = "lowest",
     preset: Preset = "transformers",
     on_invalid: OnInvalid = "raise",
     out: NDArray[np.float64] | None = None,

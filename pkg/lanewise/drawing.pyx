@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 import numpy as np
 
-from lanewise._arguments cimport check_on_invalid, check_ties, fill_integers, integer, is_scalar, number
+from lanewise._arguments cimport check_on_invalid, fill_integers, integer, is_scalar, number, ties_of_steps
 from lanewise._arrays cimport check_out, is_direct, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
@@ -41,7 +41,7 @@ cdef cnp.ndarray params_of(rows_t *r, span *params):
 cdef list fill_sample(sample_args *a, rows_t *r, object logits, object params, list numbers, list edits,
                       object vocab_size, object ties, object preset):
     memset(a, 0, sizeof(a[0]))
-    a.ties_all = check_ties(ties)
+    a.ties_all = ties_of_steps(ties)
     fill_steps(a.steps, preset)
     kept = [rows_of(logits, r, "logits", vocab_size), params_of(r, &a.params)]
     if params is not None:

@@ -266,8 +266,8 @@ def _y(z: F32, top: np.float32, inverse: np.float32) -> F32:
         return (z - top) * inverse
 
 
-def _with_ties(z: F32, order: NDArray[np.intp], kept: int, ties: str) -> int:
-    if ties == "all":
+def _with_ties(z: F32, order: NDArray[np.intp], kept: int, ties: bool) -> int:
+    if ties:
         while kept < len(order) and z[order[kept]] == z[order[kept - 1]]:
             kept += 1
     return kept
@@ -313,10 +313,10 @@ def support(
             current = min(temperature, 1e30)
             inverse = np.float32(1.0 / current)
         elif step == "top_k" and top_k > 0 and max(top_k, min_keep) < len(z):
-            kept = _with_ties(z, order, min(len(order), max(top_k, min_keep)), ties)
+            kept = _with_ties(z, order, min(len(order), max(top_k, min_keep)), ties != "lowest")
         elif step == "top_p" and top_p < 1:
             kept = _reaching(weights(exp32(_y(z[order], top, inverse))).tolist(), top_p)
-            kept = max(_with_ties(z, order, kept, ties), min(min_keep, len(order)))
+            kept = max(_with_ties(z, order, kept, ties == "all"), min(min_keep, len(order)))
         elif step == "min_p" and min_p > 0:
             least = _round_down(float(top) + current * float(log64(max(min_p, 2.2250738585072014e-308))))
             kept = max(int((z[order] >= least).sum()), min(min_keep, len(order)))
@@ -510,7 +510,7 @@ def _renormed(row: F32, kept: Callable[[NDArray[np.intp], F32], int], ties: str)
     if not (row.min() >= 0 and 0 < row.max() < np.inf):
         return np.full_like(row, np.nan)
     shares, order = row / row.max(), descending(row)
-    ids = order[: _with_ties(row, order, kept(order, shares), ties)]
+    ids = order[: _with_ties(row, order, kept(order, shares), ties == "all")]
     out = np.zeros_like(row)
     out[ids] = shares[ids] * np.float32(WEIGHT_ONE / int(weights(shares[ids]).sum()))
     return out

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Preset, Seeds, Ties, Tokens
+from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Preset, SampleTies, Seeds, Ties, Tokens
 from lanewise.params import SamplingParams
 from lanewise.stream import Stream
 
@@ -52,7 +52,7 @@ def sample(
     rng: Stream | None = None,
     u: Floats | None = None,
     vocab_size: SupportsIndex | None = None,
-    ties: Ties = "lowest",
+    ties: SampleTies = "lowest",
     preset: Preset = "transformers",
     return_support: Literal[False] = False,
     on_invalid: OnInvalid = "raise",
@@ -81,7 +81,7 @@ def sample(
     rng: Stream | None = None,
     u: Floats | None = None,
     vocab_size: SupportsIndex | None = None,
-    ties: Ties = "lowest",
+    ties: SampleTies = "lowest",
     preset: Preset = "transformers",
     return_support: Literal[True],
     on_invalid: OnInvalid = "raise",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanewise._arguments cimport check_on_invalid, check_ties, integer
+from lanewise._arguments cimport check_on_invalid, check_ties, integer, ties_of_steps
 from lanewise._arrays cimport check_out, is_direct, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
@@ -168,7 +168,7 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     cdef int64_t token
     check_on_invalid(on_invalid)
     memset(&a, 0, sizeof(a))
-    a.ties_all = check_ties(ties)
+    a.ties_all = ties_of_steps(ties)
     fill_steps(a.steps, preset)
     owner = logits_rows(logits, &r, "logits")
     if vocab_size is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._arrays import as_array
-from ._types import Array, Float, Int, Preset, Ties
+from ._types import Array, Float, Int, Preset, SampleTies, Ties
 from .drawing import draw_tile
 from .errors import InvalidLogitsError
 from .params import SamplingParams
@@ -61,7 +61,7 @@ class SampleState:
         seed: Int,
         step: Int,
         key: Int = 0,
-        ties: Ties = "lowest",
+        ties: SampleTies = "lowest",
         preset: Preset = "transformers",
     ) -> None:
         self.vocab_size = operator.index(vocab_size)
@@ -236,7 +236,8 @@ class LargestLogits(SomeLogits):
 
     def left(self, ids: NDArray[np.int64], z: F32) -> NDArray[np.int64]:
         k, by_id = max(self.settings["top_k"], self.settings["min_keep"]), np.argsort(ids)
-        return by_id if k >= len(ids) else by_id[top_k(z[by_id], k, ties=self.settings["ties"])[1]]
+        ties: Ties = "lowest" if self.settings["ties"] == "lowest" else "all"
+        return by_id if k >= len(ids) else by_id[top_k(z[by_id], k, ties=ties)[1]]
 
 
 class LikelyLogits(SomeLogits):
