@@ -1,0 +1,40 @@
+"""CPU tensors as the arrays that lanewise takes, and its results as tensors. Nothing is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._arrays import as_array
+from ._host import need
+
+torch = need("torch", package="torch", works="2.13")
+need("torch.library", package="torch", works="2.13", names=("custom_op", "get_ctx"))
+
+Tensor, from_numpy = torch.Tensor, torch.from_numpy
+
+
+def as_arrays(out: Any) -> Any:
+    """The memory of a tensor, or of each in a tuple, as arrays to write to."""
+    if isinstance(out, tuple | list):
+        return mapped(as_arrays, out)
+    if out is None:
+        return None
+    if not isinstance(out, Tensor) or out.is_neg():
+        raise TypeError(f"out must be a tensor that can be written to, got {type(out).__name__}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out requires a gradient; call without out=, or under torch.no_grad()")
+    return as_array(out.detach(), "out")
+
+
+def as_tensors(result: Any) -> Any:
+    """What lanewise returned, its arrays as tensors; Python's numbers and None as they are."""
+    if isinstance(result, np.ndarray | np.generic):
+        return from_numpy(np.asarray(result))
+    return mapped(as_tensors, result) if isinstance(result, tuple) else result
+
+
+def mapped(function: Any, fields: Any) -> Any:
+    done = [function(field) for field in fields]
+    return type(fields)(*done) if hasattr(fields, "_fields") else tuple(done)
