@@ -25,7 +25,7 @@ def as_arrays(out: Any) -> Any:
         raise TypeError(f"out must be a tensor that can be written to, got {type(out).__name__}")
     if out.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out requires a gradient; call without out=, or under torch.no_grad()")
-    return as_array(out.detach(), "out")
+    return as_array(out.detach() if out.requires_grad else out, "out")
 
 
 def as_tensors(result: Any) -> Any:

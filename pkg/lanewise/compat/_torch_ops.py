@@ -30,7 +30,8 @@ def define(
     """
 
     def run(logits: Any, *packed: Any) -> list[Any]:
-        arguments = unpacked(*packed, leaf=lambda tensor: tensor.detach())
+        tensors, *rest = packed
+        arguments = unpacked([tensor.detach() for tensor in tensors], *rest)
         try:
             return flat(as_tensors(core(logits.detach(), **arguments)))
         except InvalidLogitsError as error:
@@ -80,7 +81,7 @@ def pack(arguments: dict[str, Any]) -> tuple[list[Any], list[int], list[float], 
 
 
 def packed(value: Any, tensors: list[Any], integers: list[int], floats: list[float]) -> str:
-    """`value` as JSON, in which "tensor", "integer" and "float" stand for the next of each, and a string has a = before."""
+    """`value` as JSON, where "tensor", "integer" and "float" are the next of each, and strings begin with =."""
     parts = tensors, integers, floats
     if isinstance(value, np.generic):
         value = value.item()
@@ -111,13 +112,9 @@ def packed(value: Any, tensors: list[Any], integers: list[int], floats: list[flo
 
 
 def unpacked(
-    tensors: Sequence[Any],
-    integers: Sequence[int],
-    floats: Sequence[float],
-    arguments: str,
-    leaf: Callable[[Any], Any] = lambda tensor: tensor,
+    tensors: Sequence[Any], integers: Sequence[int], floats: Sequence[float], arguments: str
 ) -> dict[str, Any]:
-    parts = {"tensor": map(leaf, tensors), "integer": iter(integers), "float": iter(floats)}
+    parts = {"tensor": iter(tensors), "integer": iter(integers), "float": iter(floats)}
 
     def value(item: Any) -> Any:
         if isinstance(item, str):

@@ -75,7 +75,9 @@ def on_tensors(
         except InvalidLogitsError as error:
             error.tokens = as_tensors(error.tokens)
             raise
-        return from_numpy(result) if type(result) is array_type else as_tensors(result)
+        if type(result) is array_type:
+            return from_numpy(result)
+        return result if type(result) is int else as_tensors(result)
 
     def written(logits: Any, out: Any, kwargs: dict[str, Any]) -> Any:
         arrays = as_arrays(out)
@@ -85,7 +87,9 @@ def on_tensors(
             error.tokens = as_tensors(error.tokens)
             raise
         finally:  # autograd sees no write but torch's own
-            torch.autograd.graph.increment_version([out] if isinstance(out, Tensor) else [x for x in out or () if x is not None])
+            torch.autograd.graph.increment_version(
+                [out] if isinstance(out, Tensor) else [x for x in out or () if x is not None]
+            )
         if arrays is None:
             return as_tensors(result)
         return (out, as_tensors(result[1])) if isinstance(arrays, np.ndarray) and isinstance(result, tuple) else out

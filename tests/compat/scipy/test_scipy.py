@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import page
 import pytest
 from scipy import special
 
 import lanewise.compat.scipy as ours
+
+import page
 
 NAMES = ["softmax", "log_softmax", "logsumexp"]
 INF, NAN = np.inf, np.nan

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import page
 import pytest
 import torch
 
 import lanewise
 import lanewise.compat.torch as tensors
 from lanewise._arrays import as_array
+
+import page
 
 ROWS, VOCAB = 3, 96
 NOISE = {"seed": 5, "step": 2}
@@ -36,7 +37,13 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "sample": ("sample", {"temperature": [0.7, 0.0, 1.5], "top_k": 20, "top_p": 0.9, "keys": [7, 2**63, 1], **NOISE}),
     "sample, edited": (
         "sample",
-        {"bias": {3: 2.5, 8: -1.0}, "prompt_ids": [[1, 2], [], [3]], "repetition_penalty": 1.3, "preset": "vllm", **NOISE},
+        {
+            "bias": {3: 2.5, 8: -1.0},
+            "prompt_ids": [[1, 2], [], [3]],
+            "repetition_penalty": 1.3,
+            "preset": "vllm",
+            **NOISE,
+        },
     ),
     "sample, params": ("sample", {"params": [lanewise.SamplingParams(top_k=k) for k in (1, 5, 9)], **NOISE}),
     "sample, support": ("sample", {"top_p": 0.5, "return_support": True, **NOISE}),
@@ -129,7 +136,11 @@ def test_memory_is_shared(dtype: torch.dtype) -> None:
 def test_values_are_torchs(name: str, dtype: torch.dtype, dim: int) -> None:
     x = (torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0)) * 4).to(dtype)
     expected = getattr(torch, name)(x.double(), dim)
-    for found in (getattr(tensors, name)(x, dim), getattr(tensors, name)(x, dim=dim), getattr(tensors, name)(x, axis=dim)):
+    for found in (
+        getattr(tensors, name)(x, dim),
+        getattr(tensors, name)(x, dim=dim),
+        getattr(tensors, name)(x, axis=dim),
+    ):
         torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
 
 
@@ -241,9 +252,7 @@ def test_opcheck(case: str) -> None:
     given = dict(arguments)
     x = rows(name)
     differentiable = name in ("softmax", "log_softmax", "logsumexp", "scale")
-    torch.library.opcheck(
-        getattr(torch.ops.lanewise, name).default, (x.requires_grad_(differentiable), *pack(given))
-    )
+    torch.library.opcheck(getattr(torch.ops.lanewise, name).default, (x.requires_grad_(differentiable), *pack(given)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
