@@ -47,17 +47,20 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     array([[0.6931472],
            [1.6931472]], dtype=float32)
     """
+
+    def scipys() -> Any:
+        return special.logsumexp(a, axis=axis, b=b, keepdims=keepdims, return_sign=return_sign)
+
     axes = axes_of(a, axis) if b is None else None
     if axes is None:
-        return special.logsumexp(a, axis=axis, b=b, keepdims=keepdims, return_sign=return_sign)
+        return scipys()
     result = np.asarray(values.logsumexp(as_rows(a, axes)[0]), a.dtype)
+    if return_sign and not np.isfinite(result).all():
+        return scipys()  # whose versions differ in the sign of 0
     if keepdims:
         result = np.expand_dims(result, axes)
     result = result[()]  # a number rather than an array without axes, as SciPy has it
-    if not return_sign:
-        return result
-    sign = np.where(np.isnan(result), result, result > -np.inf)
-    return result, sign.astype(a.dtype)[()]
+    return (result, np.ones_like(result)[()]) if return_sign else result
 
 
 def normalised(function: Callable[[Array], Array], x: Any, axis: Any) -> Array | None:

@@ -1,7 +1,7 @@
 """lanewise's functions on CPU tensors: tensors in, tensors out, no copies (docs/compat.md, section torch).
 
 A plain call goes straight to lanewise. Under torch.compile, and where a gradient is to be passed on, it is a custom op,
-which costs ten times as much (_torch_ops).
+which costs some 150 us (_torch_ops).
 """
 
 from __future__ import annotations
@@ -132,15 +132,10 @@ def copied(result: Any, out: Any, also: Any) -> Any:
 
 
 def name_noise(kwargs: dict[str, Any]) -> None:
-    """Says which noise a draw has, as an op must not have a state: a Stream counts here, entropy is torch's."""
-    rng = kwargs.pop("rng", None)
-    given = [key for key in ("seed", "step", "u") if kwargs.get(key) is not None]
-    if rng is not None:
-        if given:
-            raise ValueError(f"give one of rng and {given[0]}")
-        kwargs["seed"], kwargs["step"] = rng.seed, rng.step
-        rng.step += 1
-    elif not given:
+    """Says which noise a draw has, as an operator must not have a state: entropy is torch's."""
+    if kwargs.get("rng") is not None:
+        raise TypeError("a graph cannot count the steps of rng=; give seed= and step=")
+    if all(kwargs.get(key) is None for key in ("seed", "step", "u")):
         kwargs["seed"], kwargs["step"] = torch.randint(2**63 - 1, ()), 0
 
 
