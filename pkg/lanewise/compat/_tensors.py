@@ -1,4 +1,4 @@
-"""CPU tensors in and out, without a copy where lanewise reads or writes the memory itself."""
+"""CPU tensors as the arrays that lanewise takes, and its results as tensors. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -6,9 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from lanewise.compat import _host
+from .._arrays import as_array
+from ._host import need
 
-torch: Any = _host.need("torch", package="torch", works="2.13", names=("from_numpy",))
+torch: Any = need("torch", package="torch", works="2.13")
+need("torch.library", package="torch", works="2.13", names=("custom_op", "get_ctx"))
+
+Tensor, from_numpy = torch.Tensor, torch.from_numpy
+
+
+def as_arrays(out: Any) -> Any:
+    """The memory of a tensor, or of each in a tuple, as arrays to write to."""
+    if isinstance(out, tuple | list):
+        return mapped(as_arrays, out)
+    if out is None:
+        return None
+    if not isinstance(out, Tensor) or out.is_neg():
+        raise TypeError(f"out must be a tensor that can be written to, got {type(out).__name__}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out requires a gradient; call without out=, or under torch.no_grad()")
+    return as_array(out.detach() if out.requires_grad else out, "out")
+
+
+def as_tensors(result: Any) -> Any:
+    """What lanewise returned, its arrays as tensors; Python's numbers and None as they are."""
+    if isinstance(result, np.ndarray | np.generic):
+        return from_numpy(np.asarray(result))
+    return mapped(as_tensors, result) if isinstance(result, tuple) else result
+
+
+def mapped(function: Any, fields: Any) -> Any:
+    done = [function(field) for field in fields]
+    return type(fields)(*done) if hasattr(fields, "_fields") else tuple(done)
 
 
 def array(tensor: Any) -> np.ndarray[Any, Any]:
@@ -18,7 +47,7 @@ def array(tensor: Any) -> np.ndarray[Any, Any]:
 
 def tensor(values: Any, dtype: Any = None) -> Any:
     """The array as a tensor: its own memory, unless `dtype` is another."""
-    made = torch.from_numpy(values)
+    made = from_numpy(values)
     return made if dtype is None else made.to(dtype)
 
 
