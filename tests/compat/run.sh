@@ -1,6 +1,7 @@
 #!/bin/bash
 # run.sh NAME: the drop-ins for one package, tested against that package in an environment of their own, which holds
-# what tests/compat/NAME/requirements.txt says. lanewise comes from pkg, where the caller has built it.
+# what tests/compat/NAME/requirements.txt says, and no-deps.txt, if there is one, without what its packages ask for.
+# lanewise comes from pkg, where the caller has built it.
 set -euo pipefail
 . "$(dirname "$0")/../emulate/common.sh"
 name=$1
@@ -9,11 +10,15 @@ home=$build/compat/$name
 shift
 [ -e "$here/requirements.txt" ] || { echo "no drop-in $name: there are $(ls tests/compat | grep -v '\.')" >&2; exit 1; }
 
-if ! cmp -s "$here/requirements.txt" "$home/installed"; then
+wanted=$(cat "$here/requirements.txt" "$here/no-deps.txt" 2>/dev/null) || true
+if [ "$wanted" != "$(cat "$home/installed" 2>/dev/null)" ]; then
   say "installing what $name needs"
   rm -rf "$home"
   "$python" -m venv "$home"
   "$home/bin/python" -m pip -q --disable-pip-version-check install -r "$here/requirements.txt" pytest numpy py-cpuinfo ml_dtypes
-  cp "$here/requirements.txt" "$home/installed"
+  if [ -e "$here/no-deps.txt" ]; then
+    "$home/bin/python" -m pip -q --disable-pip-version-check install --no-deps -r "$here/no-deps.txt"
+  fi
+  echo "$wanted" >"$home/installed"
 fi
 PYTHONPATH=$root/pkg "$home/bin/python" -m pytest "$here" "$@"

@@ -116,7 +116,7 @@ def undecided(name: str, setting: float, row: torch.Tensor) -> bool:
     ],
 )
 def test_as_many_and_the_same_values(name: str, arguments: tuple[Any, ...], rows: torch.Tensor) -> None:
-    """Which of two equal ones is kept, is up to transformers' sort. 16 bits are judged in 32, as generate() has them."""
+    """Which of two equal ones is kept is up to transformers' sort; 16 bits are judged in 32, as in generate()."""
     got = getattr(compat, name)(*arguments)(IDS, rows)
     want = getattr(transformers, name)(*arguments)(IDS, rows.float()).to(rows.dtype)
     assert got.dtype == rows.dtype and got.shape == rows.shape
