@@ -20,7 +20,7 @@ import lanewise
 from lanewise.compat._host import need
 
 WORKS = "5.0 to 5.24"
-torch: Any = need("torch", package="torch", works="2.4 and later")
+torch: Any = need("torch", package="torch", works="2.13")
 host: Any = need(
     "transformers",
     package="transformers",
