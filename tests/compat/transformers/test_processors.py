@@ -122,7 +122,7 @@ def test_as_many_and_the_same_values(name: str, arguments: tuple[Any, ...], rows
     assert got.dtype == rows.dtype and got.shape == rows.shape
     assert bool(((got == rows) | (got == -math.inf)).all())
     differing = (got.float().sort()[0] != want.float().sort()[0]).any(1).nonzero()[:, 0].tolist()
-    assert len(differing) <= ROWS // 200
+    assert len(differing) <= 3
     assert all(undecided(name, arguments[0], rows[r]) for r in differing), differing
 
 

@@ -17,7 +17,7 @@ import lanewise.compat.transformers as compat
 import page
 
 HERE = page.ROOT / "examples" / "generate"
-MOST = 24
+MOST = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,6 +45,7 @@ def tokenizer(model: Any) -> Any:
 def theirs(model: Any) -> Any:
     from as_transformers import as_transformers
 
+    torch.set_num_threads(1)  # a token is too little work for more
     return as_transformers(model)
 
 
@@ -108,7 +109,7 @@ def test_a_talks_text_does_not_depend_on_the_others(model: Any, tokenizer: Any) 
     answer(model, tokenizer, together, by_lanewise(3), MOST, lambda talk: None)
     answer(model, tokenizer, alone, by_lanewise(3), MOST, lambda talk: None)
     assert alone[1].answer == together[1].answer
-    assert len(alone[1].answer) > 10
+    assert len(alone[1].answer) > 5
 
 
 def test_a_grammar_forces_json(model: Any, tokenizer: Any) -> None:
