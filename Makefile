@@ -27,6 +27,16 @@ $(VENV)/peers: pyproject.toml $(VENV)/built
 demo: $(VENV)/built
 	$(PY) -m lanewise demo
 
+# a real model chats: make generate ARGS=--compare
+generate: .build/generate/installed $(VENV)/built
+	OPENBLAS_NUM_THREADS=1 PYTHONPATH=pkg .build/generate/bin/python examples/generate $(ARGS)
+
+.build/generate/installed: examples/generate/requirements.txt examples/generate/no-deps.txt | $(VENV)/built
+	$(PY) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(word 2,$^)
+	touch $@
+
 bench: $(VENV)/peers
 	$(PY) -m bench && $(PY) -m bench --peers
 
@@ -64,4 +74,4 @@ lint: $(VENV)/linters
 clean:
 	rm -rf $(VENV) .build build dist pkg/*.egg-info pkg/lanewise/*.c pkg/lanewise/*.so .*_cache .hypothesis
 
-.PHONY: all demo bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize lint clean
+.PHONY: all demo generate bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize lint clean

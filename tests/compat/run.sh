@@ -21,4 +21,4 @@ if [ "$wanted" != "$(cat "$home/installed" 2>/dev/null)" ]; then
   fi
   echo "$wanted" >"$home/installed"
 fi
-PYTHONPATH=$root/pkg "$home/bin/python" -m pytest "$here" "$@"
+OPENBLAS_NUM_THREADS=1 PYTHONPATH=$root/pkg "$home/bin/python" -m pytest "$here" "$@"
