@@ -20,6 +20,8 @@ from lanewise import _measure
 
 from commands import ROOT, run
 
+pytestmark = pytest.mark.native
+
 ISAS = lanewise.info()["usable"]
 VIEWS = "table", "bars", "article", "peers", "readme"
 CELL = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -55,23 +56,22 @@ def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: A
             )
 
 
-def marks(n: int, dtype: str) -> list[pytest.MarkDecorator]:
-    """float32 at every size, halves at a few; the replay has them at all, and runs under emulators too."""
-    if n in FEW:
-        return []
-    return [pytest.mark.native if dtype == "f32" else pytest.mark.slow]
+def parameters(names: Iterable[str] = BY_NAME, native: Collection[int] = ()) -> list[Any]:
+    """Cases at every size and dtype, halves as slow tests at most sizes: test_replay.py has them at all up to 1000."""
 
+    def marks(n: int, dtype: str) -> list[pytest.MarkDecorator]:
+        slow = dtype != "f32" and n not in FEW
+        return [pytest.mark.slow] * slow + [pytest.mark.native] * (n in native)
 
-def parameters() -> list[Any]:
     return [
-        pytest.param(case, n, dtype, id=f"{case.name}-{n}-{dtype}", marks=marks(n, dtype))
-        for case in CASES
+        pytest.param(BY_NAME[name], n, dtype, id=f"{name}-{n}-{dtype}", marks=marks(n, dtype))
+        for name in names
         for n in SIZES
-        for dtype in case.dtypes
+        for dtype in BY_NAME[name].dtypes
     ]
 
 
-@pytest.mark.parametrize(("case", "n", "dtype"), parameters())
+@pytest.mark.parametrize(("case", "n", "dtype"), parameters(native={*SIZES} - {*FEW}))
 def test_scalar_agrees_with_the_reference(case: Case, n: int, dtype: str) -> None:
     x, settings = runs(case, n, dtype)
     wide = x if case.name == "widen" or x.dtype == np.float64 else x.astype(np.float32)
@@ -102,7 +102,7 @@ TWO_PATHS = ("top_k", "sample", "top_k_mask", "top_p_mask", "min_p_mask", "top_k
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("case", "n", "dtype"), [p for p in parameters() if p.values[0].name in TWO_PATHS])
+@pytest.mark.parametrize(("case", "n", "dtype"), parameters(TWO_PATHS))
 def test_exact_path_equals_fast_path(case: Case, n: int, dtype: str, isa: str) -> None:
     x, settings = runs(case, n, dtype)
     _ops.set_force_exact(True)
