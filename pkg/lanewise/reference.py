@@ -29,7 +29,7 @@ LN2 = 6.93147180559945286227e-01
 def fma32(a: Any, b: Any, c: Any) -> F32:
     """a * b + c rounded once to float32: the exact product and sum in float64, rounded to odd, then to float32."""
     p = np.float64(a) * np.float64(b)
-    d = np.broadcast_to(np.float64(c), p.shape)
+    d = np.float64(c)
     s = p + d
     t = s - p
     error = (p - (s - t)) + (d - t)
