@@ -97,15 +97,15 @@ def test_the_number_of_threads_does_not_show(
 ) -> None:
     x, asked, recruit = case.inputs(np.random.default_rng(n), n, DTYPES[dtype]), [], _threads.recruit
     monkeypatch.setattr(_threads, "recruit", lambda *args: asked.append(args) or recruit(*args))
-    for settings in case.settings(n):
-        lanewise.set_num_threads(1)
-        want = run_guarded(case, x, settings, at_end=True)
-        assert not asked
-        for count in COUNTS:
-            lanewise.set_num_threads(count)
+    lanewise.set_num_threads(1)
+    wanted = [run_guarded(case, x, settings, at_end=True) for settings in case.settings(n)]
+    assert not asked
+    for count in COUNTS:
+        lanewise.set_num_threads(count)
+        for settings, want in zip(case.settings(n), wanted, strict=True):
             assert_same(run_guarded(case, x, settings, at_end=True), want, (n, settings, count))
-        assert bool(asked) == (case in BY_ROW)
-        asked.clear()
+            assert bool(asked) == (case in BY_ROW)
+            asked.clear()
 
 
 @pytest.mark.parametrize("case", BY_ROW, ids=lambda case: case.name)
