@@ -56,11 +56,14 @@ def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: A
             )
 
 
-def parameters(names: Iterable[str] = BY_NAME, native: Collection[int] = ()) -> list[Any]:
-    """Cases at every size and dtype, halves as slow tests at most sizes: test_replay.py has them at all up to 1000."""
+def parameters(
+    names: Iterable[str] = BY_NAME, halves: Collection[int] = FEW, native: Collection[int] = ()
+) -> list[Any]:
+    """Cases at every size and dtype; float16 and bfloat16 are slow beside some sizes, since test_replay.py compares the
+    bits at all up to 1000 on every ISA."""
 
     def marks(n: int, dtype: str) -> list[pytest.MarkDecorator]:
-        slow = dtype != "f32" and n not in FEW
+        slow = dtype != "f32" and n not in halves
         return [pytest.mark.slow] * slow + [pytest.mark.native] * (n in native)
 
     return [
@@ -71,7 +74,7 @@ def parameters(names: Iterable[str] = BY_NAME, native: Collection[int] = ()) -> 
     ]
 
 
-@pytest.mark.parametrize(("case", "n", "dtype"), parameters(native={*SIZES} - {*FEW}))
+@pytest.mark.parametrize(("case", "n", "dtype"), parameters(halves=(17, 1000, 40001), native={*SIZES} - {*FEW}))
 def test_scalar_agrees_with_the_reference(case: Case, n: int, dtype: str) -> None:
     x, settings = runs(case, n, dtype)
     wide = x if case.name == "widen" or x.dtype == np.float64 else x.astype(np.float32)

@@ -343,6 +343,12 @@ def scores(
     return hi, (a - (hi - t)) + (b - t)
 
 
+def _best(hi: F64, lo: F64) -> int:
+    """Where hi + lo is largest, and first."""
+    largest = np.flatnonzero(hi == hi.max())
+    return int(largest[lo[largest].argmax()])
+
+
 def draw(
     z: F32,
     kept: NDArray[np.intp],
@@ -364,8 +370,7 @@ def draw(
             running += weight
             if running > target:
                 return int(i)
-    hi, lo = scores(z, kept, temperature, seed=seed, key=key, step=step)
-    return int(kept[np.lexsort((kept, -lo, -hi))[0]])
+    return int(kept[_best(*scores(z, kept, temperature, seed=seed, key=key, step=step))])
 
 
 def logprobs(z: F32, kept: NDArray[np.intp], temperature: float) -> F32:
@@ -482,7 +487,7 @@ def draw_tile(
     if len(ids) == 0:
         return -math.inf, 0.0, -1
     hi, lo = scores(z + np.float32(0), ids, temperature, seed=seed, key=key, step=step)
-    best = np.lexsort((ids, -lo, -hi))[0]
+    best = _best(hi, lo)
     return float(hi[best]), float(lo[best]), int(ids[best])
 
 
