@@ -15,10 +15,11 @@ from .filters import (
     top_p_mask,
     top_p_renorm,
 )
-from .params import SamplingParams, Stream
+from .params import SamplingParams
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
 from .state import SampleState
+from .stream import Stream
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"

@@ -139,7 +139,9 @@ cdef cnp.ndarray checked_ids(object ids, str name, int64_t vocab, bint padded):
     cdef int64_t *id_
     cdef Py_ssize_t i
     cdef int64_t least = -1 if padded else 0
-    array = ids if is_id_row(ids) else id_array(ids, name)
+    if not padded and is_id_row(ids):
+        return checked_row(ids, name, vocab)
+    array = id_array(ids, name)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind == "u" and array.size and array.max() >= vocab:  # before any of them wraps
@@ -153,10 +155,26 @@ cdef cnp.ndarray checked_ids(object ids, str name, int64_t vocab, bint padded):
     return copy[copy >= 0] if padded else copy
 
 
-# The commonest kind: no look at its dtype object is needed.
+# The commonest kind: it is copied and checked in one pass, without a Python call.
 cdef inline bint is_id_row(object ids):
     return type(ids) is np.ndarray and cnp.PyArray_NDIM(<cnp.ndarray>ids) == 1 and \
-        cnp.PyArray_TYPE(<cnp.ndarray>ids) == cnp.NPY_INT64
+        cnp.PyArray_TYPE(<cnp.ndarray>ids) == cnp.NPY_INT64 and cnp.PyArray_ISBEHAVED_RO(<cnp.ndarray>ids)
+
+
+cdef cnp.ndarray checked_row(cnp.ndarray ids, str name, int64_t vocab):
+    cdef cnp.npy_intp count = cnp.PyArray_DIM(ids, 0), step = cnp.PyArray_STRIDE(ids, 0), i
+    cdef const char *from_ = <const char *>cnp.PyArray_DATA(ids)
+    cdef cnp.ndarray copy = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
+    cdef int64_t *to = <int64_t *>cnp.PyArray_DATA(copy)
+    cdef uint64_t largest = 0  # of the ids as unsigned, where a negative one is large
+    for i in range(count):
+        to[i] = (<const int64_t *>(from_ + i * step))[0]
+        largest = max(largest, <uint64_t>to[i])
+    if largest >= <uint64_t>vocab and count:
+        for i in range(count):
+            if not 0 <= to[i] < vocab:
+                refuse_id(to[i], name, i, vocab)
+    return copy
 
 
 # A ragged list, a padded 2-D array, or for single rows a flat one: as (ids, offsets), all int64.

@@ -22,7 +22,8 @@ from lanewise._arguments cimport (
 )
 from lanewise._arrays cimport rows_t, whole
 from lanewise._ops cimport *
-from lanewise.params import SamplingParams, Stream
+from lanewise.stream cimport Stream
+from lanewise.params import SamplingParams
 
 cnp.import_array()
 
@@ -35,11 +36,19 @@ PRESETS = {  # the order of the steps, as each of these has it (docs/sampling.md
 _STEPS = {"temperature": STEP_TEMPERATURE, "top_k": STEP_TOP_K, "top_p": STEP_TOP_P, "min_p": STEP_MIN_P}
 
 
+cdef tuple codes_of(tuple names):
+    return tuple([_STEPS[name] for name in names])
+
+
+_CODES = {preset: codes_of(names) for preset, names in PRESETS.items()}
+
+
 cdef int fill_steps(int64_t *steps, object preset) except -1:
     cdef int i = 0
+    cdef tuple names, codes
     if isinstance(preset, str):
-        names = PRESETS.get(preset)
-        if names is None:
+        codes = _CODES.get(preset)
+        if codes is None:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)} or a sequence of steps, got {preset!r}")
     else:
         if not isinstance(preset, (list, tuple)):
@@ -48,13 +57,14 @@ cdef int fill_steps(int64_t *steps, object preset) except -1:
         if "temperature" not in names or len(set(names)) != len(names) or not set(names) <= set(_STEPS):
             raise ValueError("preset must name 'temperature' and any of 'top_k', 'top_p', 'min_p', each once, "
                              f"got {names}")
-    for name in names:
-        steps[i] = _STEPS[name]
+        codes = codes_of(names)
+    for code in codes:
+        steps[i] = code
         i += 1
     return 0
 
 
-cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object keys, object u, object rng) except -1:
+cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object keys, object u, Stream rng) except -1:
     cdef int64_t size = sizeof(sample_params), i
     cdef bint one_seed = True
     if (seed is not None) + (rng is not None) + (u is not None) > 1:
@@ -66,9 +76,10 @@ cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object
     if rng is not None:
         if step is not None:
             raise ValueError("step comes from rng; give one of them")
-        seed, step = rng.seed, rng.step
-        if step > UINT32_MAX:
+        if rng.step > UINT32_MAX:
             raise ValueError(f"{rng!r} has used up its steps")
+        for i in range(r.rows):
+            p[i].seed, p[i].step = rng.seed, rng.step
     elif seed is None:
         if step is not None:
             raise ValueError("step needs seed")
@@ -78,8 +89,9 @@ cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object
     elif not is_scalar(seed):
         one_seed = False
         seed = [entropy() if s is None else s for s in per_row(seed, "seed", r.rows)]
-    fill_integers(&p.seed, size, r.rows, seed, "seed", 0, UINT64_MAX)
-    fill_integers(&p.step, size, r.rows, step, "step", 0, UINT32_MAX)
+    if rng is None:
+        fill_integers(&p.seed, size, r.rows, seed, "seed", 0, UINT64_MAX)
+        fill_integers(&p.step, size, r.rows, step, "step", 0, UINT32_MAX)
     if keys is not None:
         return fill_integers(&p.key, size, r.rows, keys, "keys", 0, UINT64_MAX)
     for i in range(r.rows):
@@ -90,15 +102,20 @@ cdef int fill_draw(sample_params *p, rows_t *r, object seed, object step, object
 cdef int draw(int op, const void *args, void *params, rows_t *r, int64_t row_work, object seed, object step, object keys,
               object u, object rng) except -1:
     cdef sample_params *p = <sample_params *>params
+    cdef Stream stream
     if rng is None:
         fill_draw(p, r, seed, step, keys, u, None)
         return run(op, args, r.cols, row_work)
     if not isinstance(rng, Stream):
         raise TypeError(f"rng must be a lanewise.Stream, got {type(rng).__name__}")
-    with rng:
-        fill_draw(p, r, seed, step, keys, u, rng)
+    stream = rng
+    stream.enter()
+    try:
+        fill_draw(p, r, seed, step, keys, u, stream)
         run(op, args, r.cols, row_work)
-        rng.step += 1
+        stream.step += 1
+    finally:
+        stream.leave()
     return 0
 
 

@@ -20,7 +20,8 @@ from lanewise._types import (
     Ties,
     Tokens,
 )
-from lanewise.params import SamplingParams, Stream
+from lanewise.params import SamplingParams
+from lanewise.stream import Stream
 
 __test__: dict[str, str]  # added by Cython
 REASON: str

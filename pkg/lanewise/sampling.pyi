@@ -5,7 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Preset, Seeds, Ties, Tokens
-from lanewise.params import SamplingParams, Stream
+from lanewise.params import SamplingParams
+from lanewise.stream import Stream
 
 __test__: dict[str, str]  # added by Cython
 PRESETS: dict[str, tuple[str, ...]]
