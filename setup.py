@@ -15,7 +15,10 @@ from setuptools import Extension, setup
 
 # The arithmetic is pinned: no contraction, no libm error paths, never -ffast-math (docs/determinism.md).
 COMPILE_ARGS = Path("csrc/flags.txt").read_text(encoding="ascii").split()
-LINK_ARGS = ["-Wl,-s"] if sys.platform == "linux" and not os.environ.get("LANEWISE_DEBUG") else []
+LINK_ARGS = []
+if not os.environ.get("LANEWISE_DEBUG"):
+    COMPILE_ARGS.append("-g0")  # Python's own flags ask for -g, which takes as long again
+    LINK_ARGS += ["-Wl,-s"] if sys.platform == "linux" else []
 
 
 def extension(name, sources=()):
@@ -39,5 +42,6 @@ setup(
         include_path=["pkg"],
         build_dir="build/cython",
         language_level=3,
-    )
+    ),
+    options={"build_ext": {"parallel": True}},
 )

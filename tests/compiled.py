@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,8 +33,16 @@ def obstacle(*tools: str) -> str | None:
 
 
 @functools.cache
+def making() -> subprocess.Popen[str]:
+    """make, at work since the first call."""
+    command = ["make", "-s", f"-j{os.cpu_count()}", "-f", "tests/replay/Makefile", f"BUILD={FOLDER}", "CC=cc"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+@functools.cache
 def make() -> None:
-    run("make", "-s", "-f", ROOT / "tests/replay/Makefile", f"BUILD={FOLDER}", "CC=cc")
+    said, _ = making().communicate()
+    assert making().returncode == 0, said
 
 
 def compiled(*tools: str) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 POISON = 0x88
 UNREADABLE = os.environ.get("LANEWISE_TEST_PAGES") != "readable"  # qemu's AVX2 reads what a masked load leaves out
@@ -33,9 +34,8 @@ class Guarded:
         start = PAGE + room - size if self.at_end else PAGE
         zone[PAGE : PAGE + room] = POISON
         if UNREADABLE:
-            libc = ctypes.CDLL(None, use_errno=True)
             for guard in (0, PAGE + room):
-                assert libc.mprotect(ctypes.c_void_p(zone.ctypes.data + guard), PAGE, 0) == 0
+                assert LIBC.mprotect(ctypes.c_void_p(zone.ctypes.data + guard), PAGE, 0) == 0
         self.zones.append((zone, slice(start, start + size)))
         return zone[start : start + size].view(dtype).reshape(shape)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,8 @@ import lanewise
 from lanewise import _measure
 
 from commands import ROOT, run
+
+pytestmark = pytest.mark.native
 
 ISAS = lanewise.info()["usable"]
 VIEWS = "table", "bars", "article", "peers", "readme"
@@ -68,9 +72,14 @@ def folder(in_repository: None, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Result]:
     """Every view, run once and quickly."""
+
+    def view(name: str) -> list[str]:
+        return run("bench", "--quick", "--results", str(folder), *[f"--{name}"] * (name != "table"))
+
     found = {}
-    for name in VIEWS:
-        printed = run("bench", "--quick", "--results", str(folder), *[f"--{name}"] * (name != "table"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outputs = pool.map(view, VIEWS)
+    for name, printed in zip(VIEWS, outputs, strict=True):
         (path,) = folder.glob(f"{name}-*.json")
         saved = json.loads(path.read_text())
         found[name] = Result(printed, saved["rows"], saved["notes"])

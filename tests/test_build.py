@@ -22,6 +22,8 @@ from lanewise._isas import ISAS
 
 from compiled import ROOT, compiled, obstacle, run
 
+pytestmark = pytest.mark.native
+
 MODULES = [importlib.import_module(f"lanewise.{page.stem}") for page in sorted((ROOT / "pkg/lanewise").glob("*.pyx"))]
 WRAPPERS = [module for module in MODULES if module is not _ops]
 LIBC = {"memcpy", "memmove", "memset", "memcmp"}  # what a compiler calls by itself

@@ -14,6 +14,8 @@ from lanewise import _measure, _numpy_way, _rows, cli, demo
 
 from commands import run
 
+pytestmark = pytest.mark.native
+
 ISAS = lanewise.info()["usable"]
 
 

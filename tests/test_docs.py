@@ -17,6 +17,8 @@ import pytest
 
 import lanewise
 
+pytestmark = pytest.mark.native
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPILED = (*sorted(page.stem for page in (ROOT / "pkg/lanewise").glob("*.pyx")),)

@@ -15,6 +15,8 @@ from lanewise import _dispatch, _ops
 from compiled import compiled
 from record import SPAN, Recording, record
 
+pytestmark = pytest.mark.native
+
 
 def replay(recording: Path, isa: str) -> tuple[int, str]:
     done = subprocess.run([compiled() / "replay", recording, isa], capture_output=True, text=True)

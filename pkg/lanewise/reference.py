@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ LN2 = 6.93147180559945286227e-01
 def fma32(a: Any, b: Any, c: Any) -> F32:
     """a * b + c rounded once to float32: the exact product and sum in float64, rounded to odd, then to float32."""
     p = np.float64(a) * np.float64(b)
-    d = np.broadcast_to(np.float64(c), p.shape)
+    d = np.float64(c)
     s = p + d
     t = s - p
     error = (p - (s - t)) + (d - t)
@@ -130,18 +131,26 @@ DOMAIN_ROOT, DOMAIN_BLOCK, DOMAIN_ID, DOMAIN_BLOCK_POSITION = range(4)
 
 
 def gumbel(n: int, seed: int, key: int, step: int) -> F64:
-    """The noise of ids 0..n-1: 64 ids a block, 64 blocks a superblock, drawn from the maxima down."""
-    supers, draw = -(-n // 4096), (seed, key, step)
-    at = np.arange(supers)
+    """The noise of ids 0..n-1."""
+    return _superblocks(-(-n // 4096), seed, key, step)[:n]
+
+
+@lru_cache(maxsize=64)
+def _superblocks(count: int, seed: int, key: int, step: int) -> F64:
+    """64 ids a block, 64 blocks a superblock, drawn from the maxima down."""
+    draw = seed, key, step
+    at = np.arange(count)
     root = exponential(philox(DOMAIN_ROOT, 2 * at, *draw)) / 4096
-    blocks = np.repeat(root, 64) + exponential(philox(DOMAIN_BLOCK, np.arange(supers * 64), *draw)) / 64
+    blocks = np.repeat(root, 64) + exponential(philox(DOMAIN_BLOCK, np.arange(count * 64), *draw)) / 64
     largest = (philox(DOMAIN_ROOT, 2 * at + 1, *draw) >> np.uint64(58)).astype(int)
     blocks[at * 64 + largest] = root
-    ids = np.repeat(blocks, 64) + exponential(philox(DOMAIN_ID, np.arange(supers * 4096), *draw))
-    at = np.arange(supers * 64)
+    ids = np.repeat(blocks, 64) + exponential(philox(DOMAIN_ID, np.arange(count * 4096), *draw))
+    at = np.arange(count * 64)
     largest = (philox(DOMAIN_BLOCK_POSITION, at, *draw) >> np.uint64(58)).astype(int)
     ids[at * 64 + largest] = blocks
-    return -log64(ids[:n])
+    noise = -log64(ids)
+    noise.flags.writeable = False  # every later call gets the same array
+    return noise
 
 
 # ---- values ----
@@ -213,10 +222,10 @@ def apply_bias(row: F32, bias: Any) -> F32:
     """The row plus a bias, {id: value} or dense; as in all edits, what is not named keeps its bits."""
     if not isinstance(bias, dict):
         bias = dict(enumerate(np.asarray(bias, np.float32)))
+    ids, values = list(bias), np.array(list(bias.values()), np.float32)
     z = np.array(row, np.float32)
     with np.errstate(all="ignore"):
-        for i, value in bias.items():
-            z[i] = _one_nan(z[i] + np.float32(value))
+        z[ids] = _one_nan(z[ids] + values)
     return z
 
 
@@ -249,8 +258,8 @@ def apply_token_bitmask(row: F32, mask: NDArray[np.bool_]) -> F32:
     return np.where(allowed, np.asarray(row, np.float32), np.float32(-np.inf))
 
 
-def _one_nan(x: np.float32) -> np.float32:
-    return np.float32(np.nan) if np.isnan(x) else x
+def _one_nan(x: Any) -> Any:
+    return np.where(np.isnan(x), np.float32(np.nan), x)
 
 
 def processed(
@@ -273,14 +282,10 @@ def _with_ties(z: F32, order: NDArray[np.intp], kept: int, ties: bool) -> int:
     return kept
 
 
-def _reaching(w: Sequence[int], top_p: float) -> int:
+def _reaching(w: U64, top_p: float) -> int:
     """How many of these weights are needed until those before the next reach the share top_p of them all."""
-    limit = math.ceil(Fraction(top_p) * sum(w)) if top_p > 0 else 1
-    before = kept = 0
-    while kept < len(w) and before < limit:
-        before += w[kept]
-        kept += 1
-    return kept
+    limit = math.ceil(Fraction(top_p) * int(w.sum())) if top_p > 0 else 1
+    return int(np.searchsorted(np.cumsum(w) - w, np.uint64(limit)))
 
 
 def _round_down(x: float) -> np.float32:
@@ -315,7 +320,7 @@ def support(
         elif step == "top_k" and top_k > 0 and max(top_k, min_keep) < len(z):
             kept = _with_ties(z, order, min(len(order), max(top_k, min_keep)), ties != "lowest")
         elif step == "top_p" and top_p < 1:
-            kept = _reaching(weights(exp32(_y(z[order], top, inverse))).tolist(), top_p)
+            kept = _reaching(weights(exp32(_y(z[order], top, inverse))), top_p)
             kept = max(_with_ties(z, order, kept, ties == "all"), min(min_keep, len(order)))
         elif step == "min_p" and min_p > 0:
             least = _round_down(float(top) + current * float(log64(max(min_p, 2.2250738585072014e-308))))
@@ -336,6 +341,12 @@ def scores(
     hi = a + b
     t = hi - a
     return hi, (a - (hi - t)) + (b - t)
+
+
+def _best(hi: F64, lo: F64) -> int:
+    """Where hi + lo is largest, and first."""
+    largest = np.flatnonzero(hi == hi.max())
+    return int(largest[lo[largest].argmax()])
 
 
 def draw(
@@ -359,8 +370,7 @@ def draw(
             running += weight
             if running > target:
                 return int(i)
-    hi, lo = scores(z, kept, temperature, seed=seed, key=key, step=step)
-    return int(kept[np.lexsort((kept, -lo, -hi))[0]])
+    return int(kept[_best(*scores(z, kept, temperature, seed=seed, key=key, step=step))])
 
 
 def logprobs(z: F32, kept: NDArray[np.intp], temperature: float) -> F32:
@@ -477,7 +487,7 @@ def draw_tile(
     if len(ids) == 0:
         return -math.inf, 0.0, -1
     hi, lo = scores(z + np.float32(0), ids, temperature, seed=seed, key=key, step=step)
-    best = np.lexsort((ids, -lo, -hi))[0]
+    best = _best(hi, lo)
     return float(hi[best]), float(lo[best]), int(ids[best])
 
 
@@ -523,7 +533,7 @@ def top_k_renorm(row: F32, k: int, *, ties: str = "lowest") -> F32:
 
 def top_p_renorm(row: F32, p: float, *, ties: str = "lowest") -> F32:
     def kept(order: NDArray[np.intp], shares: F32) -> int:
-        return _reaching(weights(shares[order]).tolist(), p) if p < 1 else len(row)
+        return _reaching(weights(shares[order]), p) if p < 1 else len(row)
 
     return _renormed(row, kept, ties)
 

@@ -49,7 +49,7 @@ emulated_python() {
 replay() {
   local folder=$1 cc=$2 isa=$3
   shift 3
-  make -s -f tests/replay/Makefile BUILD="$folder" CC="$cc"
+  make -s -j "$(nproc)" -f tests/replay/Makefile BUILD="$folder" CC="$cc"
   "$python" tests/replay/record.py "$folder/recording"
   "$@" "$folder/replay" "$folder/recording" "$isa"
 }

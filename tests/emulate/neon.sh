@@ -45,4 +45,4 @@ replay "$here/replay" $cc neon qemu-aarch64-static
 
 say "NEON under qemu: tests"
 emulated_python "$here/python" "$sysroot/usr/bin/python$version" qemu-aarch64-static -L "$sysroot"
-PYTHONPATH=$here/site:$here/packages "$here/python" -m pytest -m "not slow" -p no:cacheprovider "$@"
+PYTHONPATH=$here/site:$here/packages "$here/python" -m pytest -m "not slow and not native" -p no:cacheprovider "$@"

@@ -12,4 +12,4 @@ say "testing with sanitizers"
 # Python and NumPy leak at exit by design; CPython's own allocator would hide accesses beyond what it handed out.
 preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
 LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$build/sanitized/site \
-  "$python" -m pytest -m "not slow" "$@"
+  "$python" -m pytest -m "not slow and not native" "$@"
