@@ -97,20 +97,23 @@ static void forbid64_half(uint16_t *z, size_t count, uint64_t allowed, uint64_t 
 static void apply_token_bitmask(const struct edit_args *a, void *scratch) {
   (void)scratch;
   const uint64_t lowest = a->out_dtype == DTYPE_F16 ? 0xfc00fc00fc00fc00u : 0xff80ff80ff80ff80u; /* -inf, four times */
-  size_t n = (size_t)a->cols;
+  size_t n = (size_t)a->cols, blocks = (n + BLOCK - 1) / BLOCK;
   FOR_ROWS (r, a) {
     void *z = copied_row(a, r);
     const struct mask mask = {row_of(a->mask.ptr, a->mask_stride, r), a->mask_kind, min_size((size_t)a->mask_width, n)};
-    for (size_t first = 0; first < n; first += 64) {
-      uint64_t allowed = allowed64(&mask, first);
-      size_t count = min_size(64, n - first);
-      if (allowed == ~(uint64_t)0) {
+    uint64_t allowed[ROWS];
+    for (size_t b = 0; b < blocks; b++) {
+      if (b % ROWS == 0) {
+        allowed_of_blocks(allowed, &mask, b * BLOCK, min_size(ROWS, blocks - b));
+      }
+      size_t first = b * BLOCK, count = min_size(BLOCK, n - first);
+      if (allowed[b % ROWS] == ~(uint64_t)0) {
         continue;
       }
       if (a->out_dtype == DTYPE_F32) {
-        forbid64((float *)z + first, count, allowed);
+        forbid64((float *)z + first, count, allowed[b % ROWS]);
       } else {
-        forbid64_half((uint16_t *)z + first, count, allowed, lowest);
+        forbid64_half((uint16_t *)z + first, count, allowed[b % ROWS], lowest);
       }
     }
   }

@@ -74,16 +74,6 @@ static size_t nth_equal(const float *x, size_t n, float value, uint64_t nth) {
   return n - 1;
 }
 
-enum { HALVINGS = 8 };
-
-/* least < the result <= most. Logits are halved by value, as their weights are spread; probabilities, and logits that
-   this does not get on with, by their ordered bits. */
-static float between(float least, float most, int by_value) {
-  float middle = least + (most - least) * 0.5f;
-  uint32_t low = order_key(least), high = order_key(most);
-  return by_value && middle > least && middle <= most ? middle : key_value(low + (high - low + 1) / 2);
-}
-
 /* The entry with which the running weight reaches limit, sought in what is left of a row. */
 struct search {
   float *left; /* count entries */
@@ -156,7 +146,7 @@ static float bisect(struct search *s, struct measure m, uint64_t limit) {
   float least, most;
   int round = m.inverse > 0.0f ? 0 : HALVINGS;
   for (extremes(s->left, s->count, &least, &most); least < most; extremes(s->left, s->count, &least, &most)) {
-    float middle = between(least, most, round++ < HALVINGS);
+    float middle = between(least, most, round++);
     uint64_t mass = s->above + mass_of(s->left, s->count, m, (struct prefix){middle, s->count});
     int reached = mass >= limit;
     s->count = pick_side(s->left, s->left, s->count, middle, reached);

@@ -17,6 +17,18 @@ INLINE float key_value(uint32_t key) {
   memcpy(&x, &u, 4);
   return x;
 }
+
+enum { HALVINGS = 8 };
+
+/* least < the result <= most, in a search that tries so for the `round`th time. First it halves by value, as logits are
+   spread: between the bits of a negative and a positive number there are all those near 0. What this does not get on
+   with, it halves by ordered bits, which ends after 32 rounds whatever the values. */
+static float between(float least, float most, int round) {
+  float middle = least + (most - least) * 0.5f;
+  uint32_t low = order_key(least), high = order_key(most);
+  return round < HALVINGS && middle > least && middle <= most ? middle : key_value(low + (high - low + 1) / 2);
+}
+
 INLINE vu order_keys(vf x) {
   vu u = v_bits(v_add(x, v_set1(0.0f)));
   vm negative = v_gt(v_set1(0.0f), x);

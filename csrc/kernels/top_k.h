@@ -24,8 +24,7 @@ static float least_finite(const float *v, size_t n) {
   return -v_max_across(v_sub(v_set1(0.0f), least));
 }
 
-/* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. Bisects the ordered bit
-   patterns, so it ends after 32 counts whatever the values. */
+/* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. */
 static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
   vf least16 = v_set1(INFINITY), most16 = v_set1(-INFINITY);
   for (size_t i = 0; i < n; i += LANES) { /* the padding's NaNs drop out */
@@ -41,18 +40,17 @@ static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
     }
     least = least_finite(v, n);
   }
-  uint32_t low = order_key(least), high = order_key(most) + 1; /* k reach low; fewer reach high, or high is past all */
-  while (reached > enough && high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    size_t count = count_reaching(v, n, key_value(middle));
+  for (int round = 0; reached > enough && least < most; round++) { /* k reach least; fewer reach what is above most */
+    float middle = between(least, most, round);
+    size_t count = count_reaching(v, n, middle);
     if (count >= k) {
-      low = middle;
+      least = middle;
       reached = count;
     } else {
-      high = middle;
+      most = key_value(order_key(middle) - 1);
     }
   }
-  return key_value(low);
+  return least;
 }
 
 /* v's entries above t, and those equal to it while there are fewer than k. */
