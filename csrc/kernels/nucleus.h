@@ -82,7 +82,7 @@ struct search {
   uint64_t total; /* of the row */
 };
 
-enum { SAMPLES = 128, SLACK = 12 }; /* ranks: a quantile of so many is seldom two deviations, 2 * 5.7, off */
+enum { SAMPLES = 512, SLACK = 24 }; /* ranks: a quantile of so many is seldom two deviations, 2 * 11.3, off */
 
 /* Bounds between which, by the look of a few entries, the share top_p is reached. */
 static void guess_bounds(const float *x, size_t n, struct measure m, double top_p, char *scratch, float *low,
@@ -183,6 +183,10 @@ static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, d
 
 /* Whether the nucleus is surely among the first few, by their exact weights and a rough total. */
 static int ends_early(struct nucleus *n, struct weighed *kept, char *scratch) {
+  const double most_off = ROUGH_SHARE + SUM_SHARE;
+  if (n->top_p * least_mass(n->row, n->of, n->inverse) * (1.0 - most_off) > FEW) { /* none weighs more than 1 */
+    return 0;
+  }
   const struct list first = first_of(n->row, min_size(FEW, n->row->blocks), &scratch);
   const struct weighing how = {1, n->row->max, n->inverse, 0.0};
   uint64_t w[FEW + LANES], weight = 0;
@@ -190,7 +194,7 @@ static int ends_early(struct nucleus *n, struct weighed *kept, char *scratch) {
     weigh16(w + i, v_load(first.value + i), &how);
   }
   n->rough = rough_mass(n->row, n->of, n->inverse);
-  double total = n->rough * 0x1p43, most_off = ROUGH_SHARE + SUM_SHARE;
+  double total = n->rough * 0x1p43;
   uint64_t least = top_p_limit(n->top_p, (uint64_t)(total * (1.0 - most_off)));
   uint64_t most = top_p_limit(n->top_p, (uint64_t)(total / (1.0 - most_off)));
   for (size_t i = 0; i < first.count && is_in(n->of, first.value[i], first.id[i]) && weight < least; i++) {

@@ -133,6 +133,7 @@ static int is_left(struct left *l, const struct judged *j, struct winner w) {
 
 /* What is in p, in id order. */
 static struct list gather(const struct judged *j, struct prefix p, char **scratch) {
+  const struct cut cut = cut_of(p);
   struct list list = list_in(scratch, j->n);
   for (size_t b = 0; b < j->blocks; b++) {
     if (has_part(j, b, p)) {
@@ -140,7 +141,7 @@ static struct list gather(const struct judged *j, struct prefix p, char **scratc
       const float *z = block_of(j, b, room);
       for (size_t i = 0; i < BLOCK; i += LANES) {
         vf v = v_load(z + i);
-        append(&list, v, ids_from(b * BLOCK + i), lanes_in(v, b * BLOCK + i, p));
+        append(&list, v, ids_from(b * BLOCK + i), is_kept(&cut, b * BLOCK + i, v));
       }
     }
   }
