@@ -82,7 +82,7 @@ struct search {
   uint64_t total; /* of the row */
 };
 
-enum { SAMPLES = 512, SLACK = 24 }; /* ranks: a quantile of so many is seldom two deviations, 2 * 11.3, off */
+enum { SAMPLES = 256, SLACK = 16 }; /* ranks: a quantile of so many is seldom two deviations, 2 * 8, off */
 
 /* Bounds between which, by the look of a few entries, the share top_p is reached. */
 static void guess_bounds(const float *x, size_t n, struct measure m, double top_p, char *scratch, float *low,
