@@ -19,14 +19,10 @@ fetch_tools() {
   touch "$work/tools/complete"
 }
 
-zig() {
-  nice -n 10 "$tools/python" -m ziglang "$@"
-}
-
 make_sdist() {
   say "sdist"
   rm -rf "$work"/{sdist,source}
-  "$python" setup.py -q sdist -d "$work/sdist"
+  "$python" setup.py -q sdist -d "$work/sdist" >/dev/null
   mkdir "$work/source"
   tar -xzf "$work"/sdist/*.tar.gz -C "$work/source" --strip-components=1
   small "$work"/sdist/*.tar.gz
@@ -50,9 +46,9 @@ make_wheel() {
   say "$machine: wheel"
   rm -rf "$here"
   (cd "$work/source" && LDSHARED="$tools/python -m ziglang cc -target $machine-linux-gnu.$oldest_glibc -shared" \
-    "$@" nice -n 10 "$python" setup.py -q build -b "$here/work" bdist_wheel -d "$here/plain")
+    "$@" "$python" setup.py -q build -b "$here/work" bdist_wheel -d "$here/plain" >/dev/null)
   "$tools/auditwheel" show "$here"/plain/*.whl
-  PATH=$tools:$PATH "$tools/auditwheel" repair -w "$here/wheel" "$here"/plain/*.whl
+  PATH=$tools:$PATH "$tools/auditwheel" repair -z 9 -w "$here/wheel" "$here"/plain/*.whl
   "$tools/twine" check --strict "$here"/wheel/*.whl
   small "$here"/wheel/*.whl
 }
@@ -81,7 +77,8 @@ test_aarch64() {
   aarch64_pip --no-deps --target "$site" "$work"/aarch64/wheel/*.whl
   local alone=(env -i "PYTHONPATH=$site:$aarch64/packages" "$aarch64/python")
   try "${alone[@]}"
-  "${alone[@]}" -m pytest -m "not slow and not native" -p no:cacheprovider tests/test_cases.py tests/test_state.py -k "1000 or state"
+  "${alone[@]}" -m pytest -m "not slow and not native" -p no:cacheprovider \
+    tests/test_cases.py tests/test_state.py -k "1000 or state"
 }
 
 # make_objects TARGET: csrc/ compiled for it, not linked: its Python is not here.
@@ -89,7 +86,7 @@ make_objects() {
   say "$1: objects only"
   mkdir -p "$work/$1"
   for unit in csrc/*.c; do
-    zig cc -target "$1" @csrc/flags.txt -Wall -Werror -Icsrc -c -o "$work/$1/$(basename "$unit" .c).o" "$unit"
+    "$tools/python" -m ziglang cc -target "$1" @csrc/flags.txt -Wall -Werror -Icsrc -c -o "$work/$1/$(basename "$unit" .c).o" "$unit"
   done
 }
 
