@@ -61,6 +61,9 @@ test-pythons: $(VENV)/built
 sanitize: $(VENV)/built
 	tests/emulate/sanitize.sh
 
+wheels: $(VENV)/built
+	tests/emulate/wheels.sh
+
 test-compat: $(DROPINS:%=test-compat-%)
 
 test-compat-%: $(VENV)/built
@@ -74,4 +77,4 @@ lint: $(VENV)/linters
 clean:
 	rm -rf $(VENV) .build build dist pkg/*.egg-info pkg/lanewise/*.c pkg/lanewise/*.so .*_cache .hypothesis
 
-.PHONY: all demo generate bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize lint clean
+.PHONY: all demo generate bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize wheels lint clean
