@@ -51,7 +51,7 @@ def test_docstring_examples(test: doctest.DocTest) -> None:
     run_examples(test)
 
 
-# docs/compat.md needs other packages: tests/compat/page.py runs its examples
+# docs/compat.md needs other packages: tests/compat/shared/page.py runs its examples
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "compat.md"], ids=lambda page: page.name)
 def test_page_examples(page: Path) -> None:
     """The blocks of a page share their names, as a reader who types them in would have it."""

@@ -69,7 +69,7 @@ static void truncate_few(struct few *f, const struct sample_args *a, const struc
    a prefix that does not depend on what top-k keeps, so the two may change places. A k of many, with nothing to follow,
    is better left to a count of what comes before winners (sample.h). */
 INLINE size_t few_first(const struct sample_args *a, const struct sample_params *p, size_t n) {
-  for (int i = 0; i < STEP_LIMIT && a->steps[i] && !a->ties_all; i++) {
+  for (int i = 0; i < STEP_LIMIT && a->steps[i] && !(a->ties_all & TIES_TOP_P); i++) {
     if (a->steps[i] == STEP_TOP_K && top_k_of(p, n)) {
       size_t k = top_k_of(p, n);
       return k <= (n + BLOCK - 1) / BLOCK || p->top_p < 1.0 || a->support_ids.ptr ? k : 0;
@@ -79,6 +79,13 @@ INLINE size_t few_first(const struct sample_args *a, const struct sample_params 
     }
   }
   return 0;
+}
+
+/* Leaves k in the list; whether none of what else was picked equals them. */
+INLINE int first_without_ties(struct few *f, size_t k) {
+  size_t picked = f->list.count;
+  f->list.count = min_size(picked, k);
+  return picked <= k || f->list.value[k] < f->list.value[k - 1];
 }
 
 /* The draw from the first `count` of f's list. */

@@ -215,15 +215,15 @@ static size_t first_maximum(const struct judged *j) {
   return block * BLOCK + first_equal(block_of(j, block, room), BLOCK, DTYPE_F32, j->max);
 }
 
-static size_t sample_few(const struct judged *j, const struct sample_args *a, const struct sample_params *p,
-                         int64_t row, size_t k, double temperature, const struct philox_key *key, char *scratch) {
-  struct few f = pick_few(j, k, &scratch);
-  truncate_few(&f, a, p, temperature);
+static size_t sample_few(struct few *f, const struct judged *j, const struct sample_args *a,
+                         const struct sample_params *p, int64_t row, double temperature, const struct philox_key *key,
+                         char *scratch) {
+  truncate_few(f, a, p, temperature);
   if (a->support_ids.ptr) {
-    const struct list kept = gather(j, last_of(&f.list), &scratch);
-    put_support(a, row, &kept, f.max, f.inverse, weigh_few(&f));
+    const struct list kept = gather(j, last_of(&f->list), &scratch);
+    put_support(a, row, &kept, f->max, f->inverse, weigh_few(f));
   }
-  return draw_few(&f, j, temperature, key);
+  return draw_few(f, j, temperature, key);
 }
 
 static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
@@ -245,8 +245,12 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
     put_only(a, row, j.max, token);
     return (int64_t)token;
   }
-  if (few) {
-    return (int64_t)sample_few(&j, a, p, row, few, temperature, &key, rest);
+  if (few) { /* and the next, if an equal of the last would be kept as well */
+    char *behind = rest;
+    struct few f = pick_few(&j, few + (a->ties_all != 0), &behind);
+    if (!a->ties_all || first_without_ties(&f, few)) {
+      return (int64_t)sample_few(&f, &j, a, p, row, temperature, &key, behind);
+    }
   }
   struct left left = what_is_left(&j, a, p, temperature, rest);
   return (int64_t)(left.wanted ? draw_from_all_left(&left, &j, a, row, temperature, &key, rest)

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run_section(heading: str) -> None:
