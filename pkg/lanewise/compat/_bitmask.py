@@ -47,8 +47,8 @@ def _rows(x: Any) -> NDArray[Any] | None:
 
 
 def _memory(tensor: Any) -> NDArray[Any] | None:
-    if not hasattr(tensor, "__dlpack__") or tensor.device.type != "cpu" or tensor.requires_grad:
-        return None  # another device's, or autograd has to know
+    if not hasattr(tensor, "__dlpack__") or tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_neg():
+        return None  # another device's, or autograd has to know, or its memory has the other sign
     try:
         array: NDArray[Any] = tensor.numpy()  # a tenth of the time
     except TypeError:  # bfloat16

@@ -56,7 +56,7 @@ def seeds(rows: int, generators: dict[int, Any] | None = None) -> list[int]:
 
     63 bits each, and each generator that is named is advanced once; torch.manual_seed repeats the others.
     """
-    drawn = torch.randint(0, 2**63 - 1, (rows,))
+    drawn = torch.randint(0, 2**63 - 1, (rows,), device="cpu")
     for row, generator in (generators or {}).items():
         drawn[row] = torch.randint(0, 2**63 - 1, (1,), generator=generator)[0]
     return drawn.tolist()  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ this follows the kernels: docs/compat.md.
 from __future__ import annotations
 
 from numbers import Real
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def _matrix(given: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name} must be a CPU tensor, got device={given.device}: flashinfer itself takes the others")
     if given.ndim != 2:
         raise RuntimeError(f"{name} must be 2D, got {given.ndim}D")
-    return given.detach()
+    return given.detach().resolve_neg()
 
 
 def _probs(probs: Tensor, check_nan: bool) -> Array:
@@ -57,7 +58,8 @@ def _probs(probs: Tensor, check_nan: bool) -> Array:
 
 
 def _logits(logits: Tensor) -> Tensor:
-    return logits if _matrix(logits, "logits").is_floating_point() else logits.float()
+    rows = _matrix(logits, "logits")
+    return rows if rows.is_floating_point() else rows.float()
 
 
 def _each(parameter: Tensor | float, rows: int, dtype: Any) -> Array:
@@ -96,7 +98,7 @@ def _noise(seed: Any, offset: Any, generator: Any, rows: int) -> dict[str, Any]:
 def _words(given: Any, name: str, rows: int) -> Array:
     """64 bits a row."""
     if not isinstance(given, torch.Tensor):
-        return np.full(rows, given % 2**64, np.uint64)
+        return np.full(rows, index(given) % 2**64, np.uint64)
     if given.device.type != "cpu":
         raise ValueError(f"{name} tensor must be on cpu")
     if given.dtype not in (torch.int64, torch.uint64):
@@ -324,7 +326,7 @@ def _uniforms(noise: dict[str, Array], each: int) -> Array:
         np.random.Philox(key=np.array([seed, key]), counter=int(step)).random_raw(each)
         for seed, key, step in zip(noise["seed"], noise["keys"], noise["step"], strict=True)
     ]
-    return ((np.array(rows, np.uint64).reshape(-1, each) >> np.uint64(11)) + 1.0) * 2.0**-53
+    return ((np.array(rows, np.uint64).reshape(len(rows), each) >> np.uint64(11)) + 1.0) * 2.0**-53
 
 
 def _left_to_target(drafts: Array, targets: Array, emitted: Array) -> Array:

@@ -27,6 +27,7 @@ _host.need("llama_cpp._internals", **_VERSIONS, names=("LlamaSampler",))  # sinc
 
 _Llama: Any = _llama_cpp.Llama
 
+_NUMBERS = ("temp", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for no seed
 
 _Processor = Callable[[NDArray[np.intc], NDArray[np.single]], NDArray[np.single]]
@@ -81,8 +82,8 @@ class Sampler:
 
 def logits(llama: Any, idx: int = -1) -> NDArray[np.float32]:
     """The logits after the last token that `llama` has evaluated, in llama.cpp's own memory: valid, and what is
-    written to it counts, until it evaluates again. idx: as in llama_get_logits_ith. Raises IndexError."""
-    return _view(llama.ctx, llama.n_vocab(), idx)
+    written to it counts, until it evaluates again or is closed. idx: as in llama_get_logits_ith. Raises IndexError."""
+    return _view(llama.ctx, llama.n_vocab(), idx, owner=llama)
 
 
 def sample(llama: Any, params: Any = None, *, idx: int = -1, **settings: Any) -> Any:
@@ -114,10 +115,11 @@ def drawing(params: Any = None, *, last_n: int = 64, **settings: Any) -> _Proces
     return draw
 
 
-def _view(ctx: Any, n_vocab: int, idx: int) -> NDArray[np.float32]:
+def _view(ctx: Any, n_vocab: int, idx: int, owner: Any = None) -> NDArray[np.float32]:
     pointer = _llama_cpp.llama_get_logits_ith(ctx, idx)
     if not pointer:
         raise IndexError(f"llama.cpp has no logits at {idx}")
+    pointer.owner = owner  # the view keeps the pointer, and so the memory
     view: NDArray[np.float32] = np.ctypeslib.as_array(pointer, (n_vocab,))
     return view
 
@@ -125,8 +127,8 @@ def _view(ctx: Any, n_vocab: int, idx: int) -> NDArray[np.float32]:
 def _is_ours(wanted: dict[str, Any]) -> bool:
     mirostat = wanted["temp"] > 0 and wanted["mirostat_mode"] in (1, 2)
     typical = wanted["temp"] > 0 and wanted["typical_p"] < 1
-    repeat = wanted["repeat_penalty"]
-    return wanted["grammar"] is None and not mirostat and not typical and bool(repeat > 0 and np.isfinite(repeat))
+    finite = all(np.isfinite(wanted[name]) for name in _NUMBERS)
+    return wanted["grammar"] is None and not mirostat and not typical and finite and wanted["repeat_penalty"] > 0
 
 
 def _settings(wanted: dict[str, Any]) -> dict[str, Any]:

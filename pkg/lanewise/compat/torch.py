@@ -68,6 +68,10 @@ def on_tensors(
             logits, kwargs = named(logits, args, kwargs)
         if is_compiling() or type(logits) is not Tensor or logits.requires_grad or logits.is_neg():
             return dispatched(logits, kwargs)
+        if "temperature" in kwargs and getattr(kwargs["temperature"], "requires_grad", False):
+            if gradient and torch.is_grad_enabled():
+                raise RuntimeError("only the logits have a derivative; detach() the temperature")
+            kwargs["temperature"] = kwargs["temperature"].detach()
         if "out" in kwargs:
             return written(logits, kwargs.pop("out"), kwargs)
         try:
@@ -95,7 +99,7 @@ def on_tensors(
         return (out, as_tensors(result[1])) if isinstance(arrays, np.ndarray) and isinstance(result, tuple) else out
 
     def named(logits: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if "dim" in kwargs and "axis" in parameters:
+        if "dim" in kwargs and "axis" in parameters and "axis" not in kwargs:
             kwargs["axis"] = kwargs.pop("dim")
         bound = dict(zip(positional, args, strict=False))
         if len(bound) < len(args) or bound.keys() & kwargs.keys() or (logits is not None and first in kwargs):
@@ -136,7 +140,7 @@ def name_noise(kwargs: dict[str, Any]) -> None:
     if kwargs.get("rng") is not None:
         raise TypeError("a graph cannot count the steps of rng=; give seed= and step=")
     if all(kwargs.get(key) is None for key in ("seed", "step", "u")):
-        kwargs["seed"], kwargs["step"] = torch.randint(2**63 - 1, ()), 0
+        kwargs["seed"], kwargs["step"] = torch.randint(2**63 - 1, (), device="cpu"), 0
 
 
 def with_support(results: list[Any], return_support: bool = False, **_: Any) -> Any:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ def takes(scores: Any) -> bool:
         and scores.dtype in DTYPES
         and scores.device.type == "cpu"
         and not scores.requires_grad
+        and not scores.is_neg()
         and scores.shape[0] > 0
         and 0 < scores.shape[1] <= MOST_IDS
     )
@@ -79,7 +81,7 @@ class Truncation:
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if takes(scores) and self.filter_value == -math.inf and self.can():
-            out = torch.empty(scores.shape, dtype=torch.float32)
+            out = torch.empty(scores.shape, dtype=torch.float32, device="cpu")
             with contextlib.suppress(lanewise.InvalidLogitsError):  # a NaN has a way of its own through the comparisons
                 self.mask(scores, out.numpy())
                 return out.to(scores.dtype)
@@ -230,7 +232,7 @@ class Sampler:
             "ties": "top_k",
         }
         self.generator = generator
-        self.seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        self.seed = int(torch.randint(2**63 - 1, (), generator=generator, device="cpu"))
         self.step = 0
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
@@ -241,7 +243,7 @@ class Sampler:
         step, self.step = self.step, self.step + 1
         penalty = self.penalties(input_ids, scores) if takes(scores) else None
         if penalty is not None:
-            tokens = torch.empty(scores.shape[0], dtype=torch.int64)
+            tokens = torch.empty(scores.shape[0], dtype=torch.int64, device="cpu")
             with contextlib.suppress(lanewise.InvalidLogitsError):  # for torch.multinomial to raise what it raises
                 lanewise.sample(scores, **self.told, **penalty, seed=self.seed, step=step, out=tokens.numpy())
                 return tokens
@@ -284,15 +286,36 @@ class DrawingProcessor(host.LogitsProcessor):
         return drawn
 
 
+blocks: dict[object, Any] = {}  # the generators of the installed() blocks that are open, the latest last
+replaced: Any = None  # GenerationMixin._sample, while one is open
+blocks_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def installed(seed: int | None = None) -> Iterator[None]:
     """Within it, generate() draws its tokens with lanewise, in one call a step.
 
     It holds for the whole process. Each generate() takes a seed from torch's generator, so torch.manual_seed decides as
-    before; `seed` gives those within a generator of their own.
+    before; `seed` gives those within a generator of their own. Of blocks that overlap, the latest that is open decides.
     """
+    global replaced
+    block, mixin = object(), host.GenerationMixin
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    mixin, sample = host.GenerationMixin, host.GenerationMixin._sample
+    with blocks_lock:
+        if not blocks:
+            replaced, mixin._sample = mixin._sample, drawing_before(mixin._sample)
+        blocks[block] = generator
+    try:
+        yield
+    finally:
+        with blocks_lock:  # blocks of several threads end in any order
+            del blocks[block]
+            if not blocks:
+                mixin._sample = replaced
+
+
+def drawing_before(sample: Any) -> Any:
+    """GenerationMixin._sample, told to take the argmax of scores that answer it with the tokens drawn."""
 
     @functools.wraps(sample)
     def drawing(
@@ -300,14 +323,11 @@ def installed(seed: int | None = None) -> Iterator[None]:
     ) -> Any:
         if generation_config.do_sample and input_ids.device.type == "cpu":
             scores_wanted = generation_config.return_dict_in_generate and generation_config.output_scores
+            *_, generator = None, *blocks.values()
             sampler = Sampler(logits_processor, generator, fuse=not scores_wanted)
             logits_processor = host.LogitsProcessorList([DrawingProcessor(sampler)])
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False  # what generate() takes is the argmax: see Drawn
         return sample(model, input_ids, logits_processor, stopping_criteria, generation_config, **more)
 
-    mixin._sample = drawing
-    try:
-        yield
-    finally:
-        mixin._sample = sample
+    return drawing

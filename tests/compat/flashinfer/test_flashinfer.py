@@ -275,6 +275,36 @@ def test_noncontiguous_and_tracked_tensors_are_taken():
     assert torch.equal(ours.sampling_from_probs(wide.clone().requires_grad_(), seed=1, offset=0), same)
 
 
+@pytest.mark.parametrize("prepared", [lambda x: x.clone().requires_grad_(), lambda x: torch._neg_view(-x)])
+def test_gradients_and_negations_change_nothing(prepared):
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    noise = {"seed": 1, "offset": 2}
+    for function in (
+        lambda x: ours.sampling_from_logits(x, **noise),
+        lambda x: ours.top_k_top_p_sampling_from_logits(x, 5, 0.9, **noise),
+        lambda x: ours.sampling_from_probs(x.exp() if x.requires_grad else torch._neg_view(-x.exp()), **noise),
+        lambda x: ours.top_k_mask_logits(x, 5),
+        ours.softmax,
+    ):
+        assert torch.equal(function(prepared(logits)), function(logits))
+
+
+def test_seeds_are_integers_of_any_kind():
+    probs = torch.full((2, 50), 0.02)
+    same = ours.sampling_from_probs(probs, seed=2**40 + 1, offset=3)
+    assert torch.equal(ours.sampling_from_probs(probs, seed=np.int64(2**40 + 1), offset=np.int32(3)), same)
+    with pytest.raises(TypeError):
+        ours.sampling_from_probs(probs, seed=1.5, offset=0)
+
+
+def test_a_chain_of_no_drafts_is_a_draw_from_the_target():
+    target = torch.tensor([[[0.0, 1.0, 0.0]], [[1.0, 0.0, 0.0]]])
+    ids, accepted, emitted = ours.chain_speculative_sampling(
+        target[:, :0], torch.empty(2, 0, dtype=torch.int32), target, seed=1, offset=0
+    )
+    assert ids.tolist() == [[1], [0]] and accepted.tolist() == emitted.tolist() == [0, 0]
+
+
 def test_renormalised_rows_without_mass_stay_zero_and_infinite_logits_stay():
     zeros = torch.zeros(1, 3)
     assert ours.top_k_renorm_probs(zeros, 2).tolist() == [[0, 0, 0]]

@@ -223,6 +223,25 @@ def test_logits_and_sample(theirs: Any) -> None:
         ours.logits(theirs, 400)
 
 
+def test_logits_keep_the_model_they_lie_in() -> None:
+    llama = ours.Llama(model(), **{**QUIET, "n_ctx": 16})
+    llama.eval(llama.tokenize(PROMPTS[0].encode()))
+    view = ours.logits(llama)
+    expected, alive = view.copy(), weakref.ref(llama)
+    del llama
+    gc.collect()
+    assert alive() is not None and np.array_equal(view, expected)
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "frequency_penalty"])
+def test_numbers_that_are_not_finite_are_llama_cpps(theirs: Any, mine: Any, name: str) -> None:
+    settings = {"max_tokens": 2, "seed": 1, name: float("nan")}
+    assert text(mine, **settings) == text(theirs, **settings)
+
+
 def test_accept_and_reset(mine: Any) -> None:
     mine.reset()
     mine.eval(mine.tokenize(b"The capital of France is"))

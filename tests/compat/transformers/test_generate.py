@@ -237,6 +237,20 @@ def test_it_is_taken_back(model: Any) -> None:
     assert torch.equal(text(model), before)
 
 
+def test_blocks_may_end_in_any_order(model: Any) -> None:
+    before = GenerationMixin._sample
+    first, second = compat.installed(seed=1), compat.installed(seed=2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    asked = {"do_sample": True, "max_new_tokens": 8}
+    among = model.generate(PROMPT, **asked)
+    second.__exit__(None, None, None)
+    assert GenerationMixin._sample is before
+    with compat.installed(seed=2):
+        assert torch.equal(model.generate(PROMPT, **asked), among)
+
+
 def test_another_question_than_argmax_is_refused() -> None:
     drawn = torch.zeros(1, 3).as_subclass(compat.Drawn)
     drawn.tokens = torch.tensor([2])

