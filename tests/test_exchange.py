@@ -135,3 +135,18 @@ def test_errors_of_the_table() -> None:
     )
     with pytest.raises(ValueError, match="up to 32 axes, got 33"):
         lanewise.softmax(many)
+
+
+class Negated(Slow):
+    """As torch has it: memory whose signs are to be turned."""
+
+    def is_neg(self) -> bool:
+        return True
+
+    def resolve_neg(self) -> Slow:
+        return Slow(-self.array)
+
+
+def test_signs_that_are_yet_to_be_turned_are_turned() -> None:
+    x = np.float32([1, 5, 3])
+    assert lanewise.argmax(Negated(x)) == 0 and lanewise.argmax(Slow(x)) == 1

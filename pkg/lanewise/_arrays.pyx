@@ -133,6 +133,9 @@ cpdef object as_array(object x, str name):
     """`x` as an ndarray, without a copy where there is a way. A bfloat16 one has the dtype BFLOAT16."""
     if isinstance(x, np.ndarray):
         return np.asarray(x)  # a subclass may compare as it likes, and what is checked here is then trusted
+    is_negated = getattr(x, "is_neg", None)
+    if is_negated is not None and is_negated():  # torch turns the signs when it reads, and DLPack does not know
+        x = x.resolve_neg()
     exchange = getattr(type(x), "__dlpack_c_exchange_api__", None)
     if exchange is not None and not getattr(x, "requires_grad", False):  # __dlpack__ says what is wrong with those
         return from_exchange(x, exchange, name)

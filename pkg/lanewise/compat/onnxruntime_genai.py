@@ -16,6 +16,7 @@ from lanewise.compat import _host
 
 _host.need("onnxruntime_genai", package="onnxruntime-genai", works="0.18", names=("Generator",))
 
+_PENALTIES = {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 _NOT_HERE = {"return_support", "on_invalid", "out"}
 
 
@@ -28,7 +29,8 @@ def generate_next_token(generator: Any, params: Any = None, **settings: Any) -> 
     if unknown := sorted(_NOT_HERE & settings.keys()):
         raise TypeError(f"generate_next_token takes no {unknown[0]}")
     logits = generator.get_logits()[:, -1]  # a copy, so it is ours to write to
-    if not {"prompt_ids", "output_ids"} & settings.keys():
+    wants_ids = params is not None or _PENALTIES & settings.keys()
+    if wants_ids and not {"prompt_ids", "output_ids"} & settings.keys():  # of beams, genai has no sequences to give
         settings["output_ids"] = [generator.get_sequence(row) for row in range(len(logits))]
     tokens: NDArray[np.int64] = lanewise.sample(logits, params, **settings)
     logits.fill(-np.inf)
