@@ -17,8 +17,9 @@ static int know_prefix(struct drawn_from *d, const struct sample_args *a, const 
     d->kept = everything;
     return 1;
   }
-  if (k) {
-    struct few few = pick_few(&d->row, k, &scratch);
+  struct few few;
+  char *behind = scratch;
+  if (k && pick_all_few(&few, &d->row, a, k, &behind)) {
     truncate_few(&few, a, p, d->temperature);
     d->kept = last_of(&few.list);
     return 1;

@@ -81,8 +81,9 @@ INLINE size_t few_first(const struct sample_args *a, const struct sample_params 
   return 0;
 }
 
-/* Leaves k in the list; whether none of what else was picked equals them. */
-INLINE int first_without_ties(struct few *f, size_t k) {
+/* Picks k; whether they are all that top-k keeps. With ties it keeps what equals the last, so one more is looked at. */
+static int pick_all_few(struct few *f, const struct judged *j, const struct sample_args *a, size_t k, char **scratch) {
+  *f = pick_few(j, k + (a->ties_all != 0), scratch);
   size_t picked = f->list.count;
   f->list.count = min_size(picked, k);
   return picked <= k || f->list.value[k] < f->list.value[k - 1];

@@ -245,12 +245,10 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
     put_only(a, row, j.max, token);
     return (int64_t)token;
   }
-  if (few) { /* and the next, if an equal of the last would be kept as well */
-    char *behind = rest;
-    struct few f = pick_few(&j, few + (a->ties_all != 0), &behind);
-    if (!a->ties_all || first_without_ties(&f, few)) {
-      return (int64_t)sample_few(&f, &j, a, p, row, temperature, &key, behind);
-    }
+  struct few f;
+  char *behind = rest;
+  if (few && pick_all_few(&f, &j, a, few, &behind)) {
+    return (int64_t)sample_few(&f, &j, a, p, row, temperature, &key, behind);
   }
   struct left left = what_is_left(&j, a, p, temperature, rest);
   return (int64_t)(left.wanted ? draw_from_all_left(&left, &j, a, row, temperature, &key, rest)
