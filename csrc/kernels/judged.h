@@ -25,7 +25,7 @@ struct judged {
 /* The largest that is allowed of a block, in each of sixteen lanes; NaNs noticed among what is allowed. */
 INLINE vf masked_max(vf v[4], uint64_t allowed, vn *nan) {
   v_fill64(v, allowed, -INFINITY);
-  *nan = n_see(n_see(*nan, v[0], v[1]), v[2], v[3]);
+  *nan = see_four(*nan, v);
   return max_of_four(v);
 }
 

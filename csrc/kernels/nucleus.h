@@ -31,19 +31,6 @@ static uint64_t mass_of(const float *x, size_t n, struct measure m, struct prefi
   return m.inverse > 0.0f ? mass_as(x, n, m, kept, 1) : mass_as(x, n, m, kept, 0);
 }
 
-/* Of what weighs anything at all: -inf does not count. */
-static void extremes(const float *x, size_t n, float *least, float *most) {
-  const vf nothing = v_set1(-INFINITY);
-  vf low = v_set1(INFINITY), high = nothing;
-  for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
-    low = v_select(v_eq(v, nothing), low, v_min(v, low));
-    high = v_max(v, high);
-  }
-  *least = -v_max_across(v_sub(v_set1(0.0f), low));
-  *most = v_max_across(high);
-}
-
 /* What reaches the bound, or what does not, into `to`, which may be x: stores never pass what has been read. */
 static size_t pick_side(float *to, const float *x, size_t n, float bound, int reaching) {
   const vf t = v_set1(bound);
@@ -145,7 +132,8 @@ static void split_mass(struct search *s, const float *x, size_t n, struct measur
 static float bisect(struct search *s, struct measure m, uint64_t limit) {
   float least, most;
   int round = m.inverse > 0.0f ? 0 : HALVINGS;
-  for (extremes(s->left, s->count, &least, &most); least < most; extremes(s->left, s->count, &least, &most)) {
+  for (extremes(s->left, s->count, -INFINITY, &least, &most); least < most;
+       extremes(s->left, s->count, -INFINITY, &least, &most)) {
     float middle = between(least, most, round++);
     uint64_t mass = s->above + mass_of(s->left, s->count, m, (struct prefix){middle, s->count});
     int reached = mass >= limit;

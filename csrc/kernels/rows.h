@@ -3,6 +3,8 @@
 INLINE int is_greedy(double temperature) { return temperature < 1e-30; }
 INLINE double at_most_1e30(double temperature) { return temperature > 1e30 ? 1e30 : temperature; }
 
+INLINE vn see_four(vn seen, const vf v[4]) { return n_see(n_see(seen, v[0], v[1]), v[2], v[3]); }
+
 /* The largest of x[i..end), NaNs left out but noticed. */
 INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_nan) {
   const float lowest = -INFINITY;
@@ -13,14 +15,14 @@ INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_
       v[j] = row_load(x, i + LANES * j, dtype);
       acc[j] = v_max(v[j], acc[j]);
     }
-    nan = n_see(n_see(nan, v[0], v[1]), v[2], v[3]);
+    nan = see_four(nan, v);
   }
   if (i < end) {
     row_load64(v, x, i, end, dtype, lowest);
     for (size_t j = 0; j < 4; j++) {
       acc[j] = v_max(v[j], acc[j]);
     }
-    nan = n_see(n_see(nan, v[0], v[1]), v[2], v[3]);
+    nan = see_four(nan, v);
   }
   *has_nan |= n_any(nan);
   return max_across64(acc);
@@ -34,7 +36,7 @@ struct unfit {
   vf least;
 };
 INLINE void watch(struct unfit *seen, const vf v[4], int probs) {
-  seen->nan = n_see(n_see(seen->nan, v[0], v[1]), v[2], v[3]);
+  seen->nan = see_four(seen->nan, v);
   if (probs) {
     seen->least = v_min(v_min(v_min(v[0], v[2]), v_min(v[1], v[3])), seen->least);
   }

@@ -172,14 +172,21 @@ INLINE vu digits_of(vf z, const struct digits *d) {
   return u_shr(u_add(key, u_set1(0u - d->least)), d->shift);
 }
 
-static struct digits highest_digits(const float *z, size_t n, float ignored) {
-  vf least = v_set1(INFINITY), most = v_set1(-INFINITY), from = v_set1(ignored);
+/* The least, but for what is ignored (NaN: nothing), and the most of z[0..n). */
+static void extremes(const float *z, size_t n, float ignored, float *least, float *most) {
+  vf low = v_set1(INFINITY), high = v_set1(-INFINITY), from = v_set1(ignored);
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? v_load(z + i) : v_load_n(z + i, n - i, z[i]);
-    most = v_max(v, most);
-    least = v_select(v_eq(v, from), least, v_min(v, least));
+    high = v_max(v, high);
+    low = v_select(v_eq(v, from), low, v_min(v, low));
   }
-  float low = -v_max_across(v_sub(v_set1(0.0f), least)), high = v_max_across(most);
+  *least = -v_max_across(v_sub(v_set1(0.0f), low));
+  *most = v_max_across(high);
+}
+
+static struct digits highest_digits(const float *z, size_t n, float ignored) {
+  float low, high;
+  extremes(z, n, ignored, &low, &high);
   struct digits d = {order_key(low), 0, low};
   while ((order_key(high) - d.least) >> d.shift >= DIGITS) {
     d.shift++;

@@ -16,29 +16,17 @@ static size_t count_reaching(const float *v, size_t n, float t) {
   return (size_t)v_sum_across(v_add(acc[0], acc[1]));
 }
 
-static float least_finite(const float *v, size_t n) {
-  vf least = v_set1(INFINITY);
-  for (size_t i = 0; i < n; i += LANES) {
-    least = v_min(v_select(v_eq(v_load(v + i), v_set1(-INFINITY)), v_set1(INFINITY), v_load(v + i)), least);
-  }
-  return -v_max_across(v_sub(v_set1(0.0f), least));
-}
-
 /* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. */
 static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
-  vf least16 = v_set1(INFINITY), most16 = v_set1(-INFINITY);
-  for (size_t i = 0; i < n; i += LANES) { /* the padding's NaNs drop out */
-    least16 = v_min(v_load(v + i), least16);
-    most16 = v_max(v_load(v + i), most16);
-  }
-  float least = -v_max_across(v_sub(v_set1(0.0f), least16)), most = v_max_across(most16);
+  float least, most;
+  extremes(v, n, NAN, &least, &most);
   size_t reached = n;
   if (least == -INFINITY) { /* as behind a mask: what is above it lies close together */
     reached = count_reaching(v, n, -FLT_MAX);
     if (reached < k) {
       return -INFINITY;
     }
-    least = least_finite(v, n);
+    extremes(v, n, -INFINITY, &least, &most);
   }
   for (int round = 0; reached > enough && least < most; round++) { /* k reach least; fewer reach what is above most */
     float middle = between(least, most, round);

@@ -143,44 +143,38 @@ cdef int refuse_id(object value, str name, Py_ssize_t at, int64_t vocab) except 
 
 cdef cnp.ndarray checked_ids(object ids, str name, int64_t vocab, bint padded):
     """int64 ids of one row, each in 0..vocab-1; -1 is padding where `padded`."""
-    cdef cnp.ndarray copy
-    cdef int64_t *id_
     cdef Py_ssize_t i
-    cdef int64_t least = -1 if padded else 0
     if not padded and is_id_row(ids):
-        return checked_row(ids, name, vocab)
+        return checked_row(ids, name, vocab, 0)
     array = id_array(ids, name)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind == "u" and array.size and array.max() >= vocab:  # before any of them wraps
         i = int(np.argmax(array >= vocab))
         refuse_id(array[i], name, i, vocab)
-    copy = array.astype(np.int64)  # what is checked is what is used, whoever writes to `ids` meanwhile
-    id_ = <int64_t *>cnp.PyArray_DATA(copy)
-    for i in range(cnp.PyArray_DIM(copy, 0)):
-        if not least <= id_[i] < vocab:
-            refuse_id(id_[i], name, i, vocab)
-    return copy[copy >= 0] if padded else copy
+    row = checked_row(array.astype(np.int64), name, vocab, -1 if padded else 0)
+    return row[row >= 0] if padded else row
 
 
-# The commonest kind: it is copied and checked in one pass, without a Python call.
+# The commonest kind: no look at its dtype object is needed.
 cdef inline bint is_id_row(object ids):
     return type(ids) is np.ndarray and cnp.PyArray_NDIM(<cnp.ndarray>ids) == 1 and \
         cnp.PyArray_TYPE(<cnp.ndarray>ids) == cnp.NPY_INT64 and cnp.PyArray_ISBEHAVED_RO(<cnp.ndarray>ids)
 
 
-cdef cnp.ndarray checked_row(cnp.ndarray ids, str name, int64_t vocab):
+# A copy in which all is in least..vocab-1: what is checked is what is used, whoever writes to `ids` meanwhile.
+cdef cnp.ndarray checked_row(cnp.ndarray ids, str name, int64_t vocab, int64_t least):
     cdef cnp.npy_intp count = cnp.PyArray_DIM(ids, 0), step = cnp.PyArray_STRIDE(ids, 0), i
     cdef const char *from_ = <const char *>cnp.PyArray_DATA(ids)
     cdef cnp.ndarray copy = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
     cdef int64_t *to = <int64_t *>cnp.PyArray_DATA(copy)
-    cdef uint64_t largest = 0  # of the ids as unsigned, where a negative one is large
+    cdef uint64_t furthest = 0  # from least, as unsigned: what is below it is far away
     for i in range(count):
         to[i] = (<const int64_t *>(from_ + i * step))[0]
-        largest = max(largest, <uint64_t>to[i])
-    if largest >= <uint64_t>vocab and count:
+        furthest = max(furthest, <uint64_t>to[i] - <uint64_t>least)
+    if furthest >= <uint64_t>vocab - <uint64_t>least:
         for i in range(count):
-            if not 0 <= to[i] < vocab:
+            if not least <= to[i] < vocab:
                 refuse_id(to[i], name, i, vocab)
     return copy
 
@@ -188,7 +182,7 @@ cdef cnp.ndarray checked_row(cnp.ndarray ids, str name, int64_t vocab):
 # A ragged list, a padded 2-D array, or for single rows a flat one: as (ids, offsets), all int64.
 cdef tuple ragged_ids(object ids, str name, rows_t *r):
     if r.single and is_id_row(ids):
-        return one_list(checked_ids(ids, name, r.cols, False))
+        return one_list(checked_row(ids, name, r.cols, 0))
     if isinstance(ids, (list, tuple)) and not (r.single and not any(isinstance(row, (list, tuple)) or
                                                                     getattr(row, "ndim", 0) for row in ids)):
         lists, padded = list(ids), False
