@@ -21,11 +21,11 @@ import torch
 import transformers
 
 import lanewise
+from lanewise._measure import last_level_cache
 from lanewise._rows import realistic
 from lanewise.compat.transformers import Sampler, installed
 
 ROWS, VOCAB = 32, 151_936
-LARGER_THAN_CACHES = 1 << 28
 EXAMPLE = Path(__file__).parents[1] / "examples" / "generate"
 
 
@@ -40,7 +40,7 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 def step(turns: int) -> None:
     rng = np.random.default_rng(1)
-    scores = torch.from_numpy(np.stack([realistic(VOCAB, rng) for _ in range(ROWS)]).astype(np.float32))
+    scores = torch.from_numpy(np.stack([realistic(VOCAB, rng) for _ in range(ROWS)]))
     ids = torch.zeros(ROWS, 8, dtype=torch.int64)
     processors = transformers.LogitsProcessorList(
         [
@@ -54,7 +54,7 @@ def step(turns: int) -> None:
     def theirs() -> Any:
         return torch.multinomial(torch.softmax(processors(ids, scores), -1), 1)
 
-    flushed = np.zeros(LARGER_THAN_CACHES, np.uint8)
+    flushed = np.zeros(3 * last_level_cache(), np.uint8)
     for kind in ("hot", "cold"):
         taken: dict[str, list[float]] = {"transformers": [], "lanewise": []}
         for _ in range(turns):

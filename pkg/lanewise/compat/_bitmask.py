@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ def forbidden(logits: Any, words: Any) -> bool:
         return False
     forbid(x, w)
     return True
+
+
+def applying(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """llguidance's function for one kind of logits, done here where it can be."""
+
+    def apply_token_bitmask_inplace(logits: Any, mask: Any) -> None:
+        """-inf for the logits whose bit is 0, or that lie beyond the mask: (V,) or (B, V), and int32 words a row."""
+        if not forbidden(logits, mask):
+            host(logits, mask)
+
+    return apply_token_bitmask_inplace
 
 
 def _rows(x: Any) -> NDArray[Any] | None:

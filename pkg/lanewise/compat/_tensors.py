@@ -51,12 +51,17 @@ def tensor(values: Any, dtype: Any = None) -> Any:
     return made if dtype is None else made.to(dtype)
 
 
+def entropy(shape: tuple[int, ...] = (), generator: Any = None) -> Any:
+    """63 random bits each, from the generator, else from torch's own; on the CPU, whatever torch's default device."""
+    return torch.randint(2**63 - 1, shape, generator=generator, device="cpu")
+
+
 def seeds(rows: int, generators: dict[int, Any] | None = None) -> list[int]:
     """A seed a row: from the generator named for the row, from torch's own for the others.
 
-    63 bits each, and each generator that is named is advanced once; torch.manual_seed repeats the others.
+    Each generator that is named is advanced once; torch.manual_seed repeats the others.
     """
-    drawn = torch.randint(0, 2**63 - 1, (rows,), device="cpu")
+    drawn = entropy((rows,))
     for row, generator in (generators or {}).items():
-        drawn[row] = torch.randint(0, 2**63 - 1, (1,), generator=generator)[0]
+        drawn[row] = entropy((), generator)
     return drawn.tolist()  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import lanewise
-from lanewise.compat._tensors import array, tensor, torch
+from lanewise.compat._tensors import array, entropy, tensor, torch
 
 __all__ = [
     "chain_speculative_sampling",
@@ -82,7 +82,7 @@ def _counts(top_k: Tensor | int, rows: int) -> Array:
 def _noise(seed: Any, offset: Any, generator: Any, rows: int) -> dict[str, Any]:
     """Which noise each output row draws with. The row is part of it, as it is of flashinfer's Philox sequence."""
     if seed is None or offset is None:
-        seed = torch.randint(0, 2**63 - 1, (1,), generator=generator)
+        seed = entropy((1,), generator)
         offset = torch.zeros(1, dtype=torch.int64)
     if isinstance(seed, torch.Tensor) != isinstance(offset, torch.Tensor):
         raise ValueError("seed and offset must both be tensors or both be scalars")

@@ -19,7 +19,7 @@ from ..errors import InvalidLogitsError
 from ..sampling import Support
 from ..scoring import Logprobs
 from . import _fakes, _gradients
-from ._tensors import Tensor, as_arrays, as_tensors, from_numpy, torch
+from ._tensors import Tensor, as_arrays, as_tensors, entropy, from_numpy, torch
 from ._torch_ops import define
 
 __all__ = [
@@ -66,7 +66,7 @@ def on_tensors(
     def call(logits: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if args or first in kwargs or "dim" in kwargs:
             logits, kwargs = named(logits, args, kwargs)
-        if is_compiling() or type(logits) is not Tensor or logits.requires_grad or logits.is_neg():
+        if is_compiling() or type(logits) is not Tensor or logits.requires_grad:
             return dispatched(logits, kwargs)
         if "temperature" in kwargs and getattr(kwargs["temperature"], "requires_grad", False):
             if gradient and torch.is_grad_enabled():
@@ -140,7 +140,7 @@ def name_noise(kwargs: dict[str, Any]) -> None:
     if kwargs.get("rng") is not None:
         raise TypeError("a graph cannot count the steps of rng=; give seed= and step=")
     if all(kwargs.get(key) is None for key in ("seed", "step", "u")):
-        kwargs["seed"], kwargs["step"] = torch.randint(2**63 - 1, (), device="cpu"), 0
+        kwargs["seed"], kwargs["step"] = entropy(), 0
 
 
 def with_support(results: list[Any], return_support: bool = False, **_: Any) -> Any:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 import lanewise
 from lanewise.compat._host import need
+from lanewise.compat._tensors import entropy, torch
 
 WORKS = "5.0 to 5.24"
-torch: Any = need("torch", package="torch", works="2.13")
 host: Any = need(
     "transformers",
     package="transformers",
@@ -52,7 +52,6 @@ def takes(scores: Any) -> bool:
         and scores.dtype in DTYPES
         and scores.device.type == "cpu"
         and not scores.requires_grad
-        and not scores.is_neg()
         and scores.shape[0] > 0
         and 0 < scores.shape[1] <= MOST_IDS
     )
@@ -232,7 +231,7 @@ class Sampler:
             "ties": "top_k",
         }
         self.generator = generator
-        self.seed = int(torch.randint(2**63 - 1, (), generator=generator, device="cpu"))
+        self.seed = int(entropy((), generator))
         self.step = 0
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:

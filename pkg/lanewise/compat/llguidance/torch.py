@@ -15,7 +15,4 @@ def __getattr__(name: str) -> Any:
     return getattr(_llguidance, name)
 
 
-def apply_token_bitmask_inplace(logits: Any, mask: Any) -> None:
-    """-inf for the logits whose bit is 0, or that lie beyond the mask: (V,) or (B, V), and int32 words for each row."""
-    if not _bitmask.forbidden(logits, mask):
-        _llguidance.apply_token_bitmask_inplace(logits, mask)
+apply_token_bitmask_inplace = _bitmask.applying(_llguidance.apply_token_bitmask_inplace)
