@@ -16,7 +16,7 @@ enum {
   OP_COUNT
 };
 
-enum { DTYPE_F32, DTYPE_F16, DTYPE_BF16 };
+enum { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8 }; /* logits are never int8 */
 
 /* scratch: per-thread memory of at least lanewise_scratch_bytes(op, cols), 64-byte aligned, contents undefined */
 typedef void (*lanewise_kernel)(const void *args, void *scratch);
@@ -130,6 +130,16 @@ struct logprobs_args {
   int64_t top_n;               /* 0..cols */
   int64_t ids_width, ids_step; /* ids from one row's to the next: ids_width, or 0 */
   int64_t force_exact;
+};
+
+/* How the keys or the values lie in a cache: bytes from one layer, block, head and token to the next. Along head_dim
+   `chunk` elements are adjacent, and chunks are chunk_stride bytes apart: one chunk holds all of it (chunk == dim), or
+   a few (the transposed layouts). Token t of a sequence is token t % block_size of its block t / block_size.
+   An int8 code c stands for scale * (c - zero), scale and zero two adjacent float32 of each (block, head, token). */
+struct side {
+  int64_t dtype, dim, chunk, chunk_stride;
+  int64_t layer, block, head, token;
+  int64_t scale_layer, scale_block, scale_head, scale_token;
 };
 
 /* out[i] for the ids or counters i = first .. first + cols - 1 */

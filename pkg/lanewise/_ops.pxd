@@ -13,11 +13,16 @@ cdef extern from "ops.h":
         OP_COUNT
 
     enum:
-        DTYPE_F32, DTYPE_F16, DTYPE_BF16
+        DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8
 
     struct span:
         void *ptr
         int64_t bytes
+
+    struct side:
+        int64_t dtype, dim, chunk, chunk_stride
+        int64_t layer, block, head, token
+        int64_t scale_layer, scale_block, scale_head, scale_token
 
     struct row_args:
         span x, out, temperature
