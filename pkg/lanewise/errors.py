@@ -30,3 +30,15 @@ class InvalidLogitsError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.rows, self.tokens, self.reason)
+
+
+class DamagedSaveError(ValueError):
+    """What was to be restored is no save of a cache, or one that was cut off or changed. Nothing was restored.
+
+    >>> import lanewise
+    >>> try:
+    ...     lanewise.PagedKVCache(1, 1, 1, 1).restore(b"text")
+    ... except lanewise.DamagedSaveError as error:
+    ...     print(error)
+    the save is cut off: 24 bytes were to follow, 4 do
+    """
