@@ -16,7 +16,7 @@ from .filters import (
     top_p_renorm,
 )
 from .params import SamplingParams
-from .pool import BlockPool
+from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
 from .state import SampleState
@@ -30,6 +30,7 @@ __all__ = [
     "InvalidLogitsError",
     "Logprobs",
     "OutOfBlocksError",
+    "PrefixCache",
     "SampleState",
     "SamplingParams",
     "Stream",

@@ -7,8 +7,12 @@ from typing_extensions import disjoint_base
 
 __test__: dict[str, str]  # added by Cython
 NO_BLOCK: int
+MOST_KEY_BYTES: int
 
 Handles: TypeAlias = NDArray[np.int64]
+Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+Key: TypeAlias = str | bytes | int
+Images: TypeAlias = Sequence[tuple[Key, int]]
 
 @disjoint_base
 class BlockPool:
@@ -42,4 +46,70 @@ class BlockPool:
     @property
     def num_available(self) -> int: ...
     def check(self) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@disjoint_base
+class PrefixCache:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int = 16,
+        *,
+        seed: int = 0,
+        max_pinned: int | None = None,
+        max_events: int = 0,
+    ) -> None: ...
+    def commit(
+        self,
+        handles: int | Sequence[int] | Handles,
+        tokens: Tokens,
+        *,
+        parent: int | None = None,
+        adapter: Key | None = None,
+        salt: Key | None = None,
+        images: Images | None = None,
+    ) -> int: ...
+    def match(
+        self,
+        tokens: Tokens,
+        *,
+        adapter: Key | None = None,
+        salt: Key | None = None,
+        images: Images | None = None,
+        cap: bool = True,
+    ) -> tuple[Handles, int]: ...
+    def longest(
+        self,
+        tokens: Tokens,
+        *,
+        adapter: Key | None = None,
+        salt: Key | None = None,
+        images: Images | None = None,
+        cap: bool = True,
+    ) -> int: ...
+    def forget(self, handles: int | Sequence[int] | Handles) -> int: ...
+    def clear(self) -> int: ...
+    def pin(
+        self, tokens: Tokens, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+    ) -> int: ...
+    def unpin(
+        self, tokens: Tokens, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+    ) -> int: ...
+    def hashes(
+        self, tokens: Tokens, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+    ) -> NDArray[np.uint64]: ...
+    def events(self) -> list[tuple[str, int, int, int]]: ...
+    def __len__(self) -> int: ...
+    @property
+    def pool(self) -> BlockPool: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_pinned(self) -> int: ...
+    @property
+    def num_pinned(self) -> int: ...
+    def check(self) -> None: ...
+    def _keep_hash_bits(self, bits: int) -> None: ...
     def __reduce__(self) -> NoReturn: ...
