@@ -242,6 +242,50 @@ int pool_refs(struct pool *pool, int64_t handle, int64_t *refs, struct pool_erro
   return kind;
 }
 
+int pool_sharers(struct pool *pool, int64_t handle, int64_t *sharers, struct pool_error *error) {
+  pool_lock(pool);
+  int kind = pool_problem(pool, handle);
+  if (kind) {
+    pool_fail(pool, error, kind, 0, handle);
+  } else {
+    const struct block *b = &pool->blocks[(uint32_t)handle];
+    *sharers = (int64_t)b->refs + ((b->flags & BLOCK_CACHED) != 0);
+  }
+  pool_unlock(pool);
+  return kind;
+}
+
+static int is_blank(const struct pool *pool, int64_t block) {
+  return !pool->blocks[block].refs && !pool->blocks[block].flags;
+}
+
+int64_t pool_take_below(struct pool *pool, const int64_t *handles, int64_t count, int64_t *taken,
+                        struct pool_error *error) {
+  int64_t found = 0, at = pool->reserved;
+  int kind = POOL_FINE;
+  pool_lock(pool);
+  for (int64_t i = 0; i < count && !kind; i++) {
+    kind = pool_problem(pool, handles[i]);
+    if (kind) {
+      pool_fail(pool, error, kind, i, handles[i]);
+    }
+  }
+  for (; found < count && !kind; found++) {
+    int64_t block = handles[found] & UINT32_MAX;
+    while (at < block && !is_blank(pool, at)) {
+      at++;
+    }
+    if (at >= block) {
+      break;
+    }
+    unlink_from(pool, &pool->blank, (uint32_t)at); /* before a block that is held, none is fresh */
+    pool->blocks[at].refs = 1;
+    taken[found] = pool_handle(pool, (uint32_t)at);
+  }
+  pool_unlock(pool);
+  return kind ? -1 : found;
+}
+
 struct pool_counts pool_count(struct pool *pool) {
   pool_lock(pool);
   struct pool_counts now = counts(pool);

@@ -75,6 +75,14 @@ int pool_ids(struct pool *pool, const int64_t *handles, int64_t count, int32_t *
 int pool_refs(struct pool *pool, int64_t handle, int64_t *refs, struct pool_error *error);
 struct pool_counts pool_count(struct pool *pool);
 
+/* The references to a block, and one more if the prefix cache knows its contents: who would see it change. */
+int pool_sharers(struct pool *pool, int64_t handle, int64_t *sharers, struct pool_error *error);
+
+/* For compaction: takes for each of these handles, which come by descending block, the lowest blank block before it, as
+   long as there is one. How many were taken; all of the handles must be held, else -1. */
+int64_t pool_take_below(struct pool *pool, const int64_t *handles, int64_t count, int64_t *taken,
+                        struct pool_error *error);
+
 /* NULL, or which invariant does not hold, at which block (-1: in the sums). */
 const char *pool_check(struct pool *pool, int64_t *block);
 

@@ -397,17 +397,21 @@ int prefix_commit(struct prefix *c, const struct prompt *prompt, const int64_t *
   return kind;
 }
 
-int prefix_forget(struct prefix *c, const int64_t *handles, int64_t count, int64_t *forgotten,
-                  struct pool_error *error) {
-  int kind = POOL_FINE;
-  *forgotten = 0;
-  pool_lock(c->pool);
-  for (int64_t i = 0; i < count && !kind; i++) {
-    kind = pool_problem(c->pool, handles[i]);
+static int check_held(const struct prefix *c, const int64_t *handles, int64_t count, struct pool_error *error) {
+  for (int64_t i = 0; i < count; i++) {
+    int kind = pool_problem(c->pool, handles[i]);
     if (kind) {
-      pool_fail(c->pool, error, kind, i, handles[i]);
+      return pool_fail(c->pool, error, kind, i, handles[i]);
     }
   }
+  return POOL_FINE;
+}
+
+int prefix_forget(struct prefix *c, const int64_t *handles, int64_t count, int64_t *forgotten,
+                  struct pool_error *error) {
+  *forgotten = 0;
+  pool_lock(c->pool);
+  int kind = check_held(c, handles, count, error);
   for (int64_t i = 0; i < count && !kind; i++) {
     uint32_t block = (uint32_t)handles[i];
     if (c->entries[block].serial) {
@@ -415,6 +419,37 @@ int prefix_forget(struct prefix *c, const int64_t *handles, int64_t count, int64
       ++*forgotten;
     }
     c->entries[block].twin = 0;
+  }
+  pool_unlock(c->pool);
+  return kind;
+}
+
+/* The entry of one block becomes that of another, which has none. */
+static void move_entry(struct prefix *c, uint32_t from, uint32_t to) {
+  struct entry *e = &c->entries[from];
+  struct block *blocks = c->pool->blocks;
+  uint32_t flags = blocks[from].flags & (BLOCK_CACHED | BLOCK_PINNED), *at = bucket(c, e->hash);
+  while (*at != from + 1) {
+    at = &c->entries[*at - 1].next;
+  }
+  *at = to + 1;
+  tell(c, EVENT_REMOVED, from);
+  c->entries[to] = *e;
+  *e = (struct entry){0};
+  memcpy(c->tokens + to * c->block_size, c->tokens + from * c->block_size, (size_t)c->block_size * sizeof *c->tokens);
+  blocks[from].flags &= ~flags;
+  blocks[to].flags |= flags;
+  tell(c, EVENT_STORED, to);
+}
+
+int prefix_move(struct prefix *c, const int64_t *from, const int64_t *to, int64_t count, struct pool_error *error) {
+  pool_lock(c->pool);
+  int kind = check_held(c, from, count, error);
+  kind = kind ? kind : check_held(c, to, count, error);
+  for (int64_t i = 0; i < count && !kind; i++) {
+    if (c->entries[(uint32_t)from[i]].serial && !c->entries[(uint32_t)to[i]].serial) {
+      move_entry(c, (uint32_t)from[i], (uint32_t)to[i]);
+    }
   }
   pool_unlock(c->pool);
   return kind;

@@ -93,6 +93,9 @@ int prefix_commit(struct prefix *cache, const struct prompt *prompt, const int64
 int prefix_forget(struct prefix *cache, const int64_t *handles, int64_t count, int64_t *forgotten,
                   struct pool_error *error);
 
+/* What the blocks `from` hold has been copied to the blocks `to`: the entries go there, too. All are held. */
+int prefix_move(struct prefix *cache, const int64_t *from, const int64_t *to, int64_t count, struct pool_error *error);
+
 /* Takes out all entries of free blocks; how many they were. */
 int64_t prefix_clear(struct prefix *cache);
 

@@ -710,6 +710,100 @@ def a_sub_interpreter_works_or_says_no() -> None:
         interpreters.destroy(one)
 
 
+# ---- caches of sequences ----
+
+
+def paged(num_blocks: int, block_size: int = 4, **kw: Any) -> lanewise.PagedKVCache:
+    return lanewise.PagedKVCache(2, num_blocks, 2, 8, block_size=block_size, huge_pages=False, **kw)
+
+
+def some_rows(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((2, count, 2, 8)).astype(np.float32)
+
+
+def with_rows(cache: lanewise.PagedKVCache, count: int, seed: int = 0) -> lanewise.Sequence:
+    seq = cache.sequence()
+    seq.append(some_rows(count, seed), some_rows(count, seed + 1))
+    return seq
+
+
+def held_bytes(cache: lanewise.PagedKVCache, seq: lanewise.Sequence) -> list[bytes]:
+    """What is stored for its tokens, codes and scales, whatever blocks they lie in."""
+    slots = seq.slots()
+    at = np.divmod(slots[slots >= 0], cache.geometry.block_size)
+    views = [cache.keys(), cache.values(), *(cache.scales() or ())]
+    return [view[:, at[0], :, at[1]].tobytes() for view in views]
+
+
+@fault("KV13")
+def keys_turned_twice_are_turned_by_the_sum() -> None:
+    ...
+
+
+@fault("KV15")
+def compaction_keeps_codes_and_scales() -> None:
+    for dtype in ("int8", "float16"):
+        cache = paged(6, dtype=dtype)
+        seqs = [with_rows(cache, 4, seed) for seed in range(6)]
+        for i in (3, 1):
+            seqs.pop(i).free()
+        before = [held_bytes(cache, seq) for seq in seqs]
+        moves = cache.compact()
+        assert {tuple(move) for move in moves.tolist()} == {(5, 1), (4, 3)}
+        assert [held_bytes(cache, seq) for seq in seqs] == before
+        assert sorted(cache.block_tables(seqs)[:, 0]) == [0, 1, 2, 3]
+        cache.check()
+
+
+@fault("KV19")
+def both_tiers_count_right() -> None:
+    device, host = paged(2), paged(2, dtype="int8", layout="NHD", order="layer")
+    swapped: list[lanewise.Sequence] = []
+    for i in range(20):
+        seq = with_rows(device, 5, i)
+        if len(swapped) == 1:
+            swapped.pop().free()
+        swapped.append(seq.to(host))
+        seq.free()
+        for cache in (device, host):
+            pool = cache.pool
+            assert pool.num_free + pool.num_cached + pool.num_used == pool.num_blocks == 2
+            cache.check()
+        with pytest.raises(lanewise.OutOfBlocksError):
+            with_rows(device, 4).to(host)
+        assert (device.pool.num_free, host.pool.num_free) == (2, 0)
+
+
+@fault("OK02")
+def a_fork_keeps_what_its_parent_goes_on_from() -> None:
+    cache = paged(8)
+    parent = with_rows(cache, 6)
+    child = parent.fork()
+    parent.append(some_rows(1, 7), some_rows(1, 7))
+    before = held_bytes(cache, child)
+    child.append(some_rows(1, 8), some_rows(1, 8))
+    assert held_bytes(cache, parent) != held_bytes(cache, child)
+    child.truncate(6)
+    assert held_bytes(cache, child) == before
+    assert cache.gather([parent])[0][:, 6:].tobytes() == some_rows(1, 7).tobytes()
+    assert parent.handles[0] == child.handles[0] and parent.handles[1] != child.handles[1]
+
+
+@fault("OK03")
+def appending_at_and_across_borders() -> None:
+    cache = paged(8)
+    one_by_one, at_once = with_rows(cache, 4), cache.sequence()
+    assert len(one_by_one.handles) == 1
+    one_by_one.append(some_rows(1, 5), some_rows(1, 5))
+    assert len(one_by_one.handles) == 2
+    at_once.append(some_rows(9, 3), some_rows(9, 4))
+    assert len(at_once.handles) == 3
+    for seq in (one_by_one, at_once):
+        ids = cache.pool.ids(seq.handles)
+        assert seq.slots().tolist() == [int(ids[i // 4]) * 4 + i % 4 for i in range(seq.length)]
+    assert cache.gather([at_once])[0].tobytes() == some_rows(9, 3).tobytes()
+
+
 # ---- not here ----
 
 LATER = {

@@ -4,7 +4,7 @@ from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .drawing import sample_from_probs, sample_n, verify
-from .errors import BlockError, InvalidLogitsError, OutOfBlocksError
+from .errors import BlockError, DamagedSaveError, InvalidLogitsError, OutOfBlocksError
 from .filters import (
     apply_bias,
     apply_penalties,
@@ -15,10 +15,13 @@ from .filters import (
     top_p_mask,
     top_p_renorm,
 )
+from .kvcache import PagedKVCache
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
+from .saving import Saving
 from .scoring import Logprobs, logprobs
+from .sequence import Sequence
 from .state import SampleState
 from .stream import Stream
 from .values import log_softmax, logsumexp, scale, softmax
@@ -27,12 +30,16 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockError",
     "BlockPool",
+    "DamagedSaveError",
     "InvalidLogitsError",
     "Logprobs",
     "OutOfBlocksError",
+    "PagedKVCache",
     "PrefixCache",
     "SampleState",
     "SamplingParams",
+    "Saving",
+    "Sequence",
     "Stream",
     "Support",
     "apply_bias",

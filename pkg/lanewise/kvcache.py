@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from . import saving, storage
 from ._tables import DROPPED, ID, Slots, held, ids_of, joined, next_slots, packed, slots_of
 from ._types import Array, Int, Ints
-from .pool import BlockPool, PrefixCache
+from .pool import BlockPool, Images, Key, PrefixCache
 from .saving import Saving, Store
 from .sequence import Sequence, alone
 
@@ -107,17 +107,20 @@ class PagedKVCache:
 
     # ---- sequences ----
 
-    def sequence(self, tokens: Ints = (), **extra: Any) -> Sequence:
+    def sequence(
+        self, tokens: Ints = (), *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+    ) -> Sequence:
         """A new sequence. Of `tokens`, the prompt's ids, those that the prefix cache knows are in it: see its length.
 
-        At least one is left to compute, so that there are logits. What follows is appended, then committed. extra: what
-        else must be equal for a prefix to be found; PrefixCache says what there is.
+        At least one is left to compute, so that there are logits. What follows is appended, then committed. adapter,
+        salt and images must be equal, too, for a prefix to be found: PrefixCache explains them.
         """
-        ids = ids_of(tokens, "tokens")
+        ids, given = ids_of(tokens, "tokens"), {"adapter": adapter, "salt": salt, "images": images}
+        extra = {name: value for name, value in given.items() if value is not None}
         if self.prefix is None:
             return Sequence(self, array("q"), 0, ids, extra)
-        handles, known = self.prefix.match(ids, **extra)
-        return Sequence(self, packed(handles), int(known), ids, extra)
+        handles, known = self.prefix.match(np.array(ids, np.int64), **extra)
+        return Sequence(self, packed(handles), known, ids, extra, len(handles))
 
     def append(self, seqs: Iterable[Sequence], k: Array, v: Array, counts: Ints | None = None) -> None:
         """Appends to each sequence counts[i] tokens: k is (layers, tokens, heads, head_dim), the tokens of the first
@@ -179,12 +182,37 @@ class PagedKVCache:
                 if not 0 <= beam < len(seqs):
                     raise ValueError(f"beams[{i}] must be in [0, {len(seqs) - 1}], got {beam}")
             moves = [(seqs[i], seqs[beam]) for i, beam in enumerate(chosen) if i != beam]
-            states = [(old._handles[:], old._length, old._tokens[:], old._extra) for _, old in moves]
+            states = [(o._handles[:], o._length, o._tokens[:], o._extra, o._committed) for _, o in moves]
             gone = joined(seq._handles for seq, _ in moves)
             self._take(joined(handles for handles, *_ in states))
             for (seq, _), state in zip(moves, states, strict=True):
-                seq._handles, seq._length, seq._tokens, seq._extra = state
+                seq._handles, seq._length, seq._tokens, seq._extra, seq._committed = state
             self._give_back(gone)
+
+    def compact(self) -> NDArray[np.int32]:
+        """Moves blocks from the end of the region into blank ones before them, and gives the moves, (n, 2): from, to.
+
+        Each block moved to was blank, so the moves can be repeated elsewhere in any order. Blocks that a save or a
+        handle of yours holds stay where they are. No sequence may be in use meanwhile.
+        """
+        seqs = self._sequences()
+        with alone(self, seqs):
+            handles, counts = np.unique(held(joined(seq._handles for seq in seqs)), return_counts=True)
+            ours = np.array([self.pool.ref_count(int(h)) == n for h, n in zip(handles, counts, strict=True)], bool)
+            handles, counts = handles[ours], counts[ours]
+            last_first = np.argsort(handles & ID)[::-1]
+            new = self.pool.take_below(handles[last_first])
+            old, counts = handles[last_first][: len(new)], counts[last_first][: len(new)]
+            self._storage.copy_from(self._storage, old & ID, new & ID)
+            self.pool.fork(np.repeat(new, counts - 1))
+            if self.prefix is not None:
+                self.prefix.move(old, new)
+            moved = dict(zip(old.tolist(), new.tolist(), strict=True))
+            for seq in seqs:
+                seq._handles = array("q", [moved.get(handle, handle) for handle in seq._handles])
+                seq._committed = 0  # a block with the contents of a known one is to learn where that is now
+            self.pool.free(np.repeat(old, counts))
+            return np.stack([old & ID, new & ID], 1).astype(np.int32)
 
     # ---- saving ----
 
@@ -219,7 +247,12 @@ class PagedKVCache:
         saving = self._snapshot(to, seqs, key)
         if self._saver_of != os.getpid():  # threads do not come along into a forked process
             self._saver, self._saver_of = ThreadPoolExecutor(1, "lanewise-save"), os.getpid()
-        self._saver.submit(saving.run)
+        try:
+            self._saver.submit(saving.run)
+        except RuntimeError:  # the interpreter ends
+            saving.cancel()
+            saving.run()
+            raise
         return saving
 
     def restore(
@@ -239,10 +272,17 @@ class PagedKVCache:
                 tables = [np.append(handles, DROPPED)[part.table] for part in parts]
                 blocks, holders = np.unique(held(joined(tables)), return_counts=True)
                 self.pool.fork(np.repeat(blocks, holders - 1))
-        seqs = []
-        for part, table in zip(parts, tables, strict=True):
-            seqs.append(Sequence(self, packed(table), part.length, packed(part.tokens), part.extra))
-            seqs[-1].commit()
+        seqs = [
+            Sequence(self, packed(table), part.length, packed(part.tokens), part.extra)
+            for part, table in zip(parts, tables, strict=True)
+        ]
+        try:
+            for seq in seqs:
+                seq.commit()
+        except BaseException:
+            for seq in seqs:
+                seq.free()
+            raise
         return seqs
 
     def _snapshot(self, to: Any, seqs: Iterable[Sequence] | None, key: str | None) -> Saving:
@@ -256,8 +296,8 @@ class PagedKVCache:
                 saving.Part(seq._length, seq._extra, np.array([number[h] for h in seq._handles], np.int64), seq.tokens)
                 for seq in chosen
             ]
+            size, data = saving.pieces(self._storage, handles & ID, parts)
             self.pool.fork(handles)
-        size, data = saving.pieces(self._storage, handles & ID, parts)
         self._snapshots[id(handles)] = handles
 
         def release() -> None:
@@ -288,7 +328,8 @@ class PagedKVCache:
                 if self.pool.ref_count(handle) != count:
                     found = self.pool.ref_count(handle)
                     raise AssertionError(f"block {handle & ID} has {found} references, tables and saves {count}")
-            if self.pool.num_used != len(references):
+            pinned = 0 if self.prefix is None else self.prefix.num_pinned  # held or not
+            if not len(references) <= self.pool.num_used <= len(references) + pinned:
                 raise AssertionError(f"{self.pool.num_used} blocks are held, tables and saves have {len(references)}")
 
     # ---- references and room ----
@@ -353,9 +394,7 @@ class PagedKVCache:
             raise
 
     def _is_shared(self, handle: int, left: Counter[int]) -> bool:
-        if self.prefix is not None and self.prefix.is_known(handle):
-            return True
-        if self.pool.ref_count(handle) - left[handle] == 1:
+        if self.pool.sharers(handle) - left[handle] == 1:
             return False
         left[handle] += 1
         return True

@@ -30,6 +30,8 @@ cdef extern from "pool.h" nogil:
     int pool_fork(pool_t *pool, const int64_t *handles, int64_t count, pool_error *error)
     int pool_ids(pool_t *pool, const int64_t *handles, int64_t count, int32_t *ids, pool_error *error)
     int pool_refs(pool_t *pool, int64_t handle, int64_t *refs, pool_error *error)
+    int pool_sharers(pool_t *pool, int64_t handle, int64_t *sharers, pool_error *error)
+    int64_t pool_take_below(pool_t *pool, const int64_t *handles, int64_t count, int64_t *taken, pool_error *error)
     pool_counts pool_count(pool_t *pool)
     const char *pool_check(pool_t *pool, int64_t *block)
 
@@ -67,6 +69,7 @@ cdef extern from "prefix.h" nogil:
     int prefix_commit(prefix_t *cache, const prompt_t *prompt, const int64_t *handles, int64_t parent,
                       int64_t *entered, pool_error *error)
     int prefix_forget(prefix_t *cache, const int64_t *handles, int64_t count, int64_t *forgotten, pool_error *error)
+    int prefix_move(prefix_t *cache, const int64_t *source, const int64_t *to, int64_t count, pool_error *error)
     int64_t prefix_clear(prefix_t *cache)
     int64_t prefix_pin(prefix_t *cache, const prompt_t *prompt, int64_t *found, bint *done)
     int64_t prefix_unpin(prefix_t *cache, const prompt_t *prompt, int64_t *found)

@@ -252,6 +252,41 @@ cdef class BlockPool:
             refuse(&error, self.pool.total, "handle", True)
         return refs
 
+    def sharers(self, handle):
+        """Who would see a block change: its references, and one more if a PrefixCache knows its contents.
+
+        >>> pool = lanewise.BlockPool(8)
+        >>> cache, one = lanewise.PrefixCache(pool, block_size=4), pool.allocate()
+        >>> pool.sharers(one), cache.commit(one, range(4)), pool.sharers(one)
+        (1, 1, 2)
+        """
+        cdef pool_error error
+        cdef int64_t sharers
+        if pool_sharers(&self.pool, one_handle(handle, "handle"), &sharers, &error):
+            refuse(&error, self.pool.total, "handle", True)
+        return sharers
+
+    def take_below(self, handles):
+        """For compaction: for each handle the lowest blank block before its own, as long as there is one.
+
+        handles come by descending block. The result, handles with one reference each, is no longer than they are. What
+        they hold is then copied, PrefixCache.move told, and they are freed. BlockError: nothing is taken.
+
+        >>> pool = lanewise.BlockPool(8)
+        >>> table = pool.allocate(4)
+        >>> pool.free(table[:3])
+        >>> pool.ids(pool.take_below(table[3:])).tolist()
+        [0]
+        """
+        cdef pool_error error
+        cdef cnp.ndarray several = handles_of(handles, "handles")
+        cdef cnp.ndarray taken = empty(cnp.PyArray_DIM(several, 0), cnp.NPY_INT64)
+        cdef int64_t count = pool_take_below(&self.pool, <int64_t *>cnp.PyArray_DATA(several),
+                                             cnp.PyArray_DIM(several, 0), <int64_t *>cnp.PyArray_DATA(taken), &error)
+        if count < 0:
+            refuse(&error, self.pool.total, "handles")
+        return (<object>taken)[:count].copy()
+
     @property
     def num_blocks(self):
         """All blocks: num_free + num_cached + num_used."""
@@ -513,6 +548,27 @@ cdef class PrefixCache:
                          &error):
             refuse(&error, self.pool.pool.total, "handles")
         return forgotten
+
+    def move(self, source, to):
+        """Says that what the blocks `source` hold has been copied to the blocks `to`, where prompts now find it.
+
+        All are held, before and after. BlockError: one is not, and nothing is changed.
+
+        >>> pool = lanewise.BlockPool(8)
+        >>> cache, table = lanewise.PrefixCache(pool, block_size=4), pool.allocate(2)
+        >>> cache.commit(table[1:], range(4)), cache.move(table[1:], table[:1])
+        (1, None)
+        >>> pool.ids(cache.match(range(5))[0]).tolist()
+        [0]
+        """
+        cdef pool_error error
+        cdef cnp.ndarray old = handles_of(source, "source"), new = handles_of(to, "to")
+        if cnp.PyArray_DIM(old, 0) != cnp.PyArray_DIM(new, 0):
+            raise ValueError(f"to must have as many handles as source, {cnp.PyArray_DIM(old, 0)}, "
+                             f"got {cnp.PyArray_DIM(new, 0)}")
+        if prefix_move(&self.cache, <int64_t *>cnp.PyArray_DATA(old), <int64_t *>cnp.PyArray_DATA(new),
+                       cnp.PyArray_DIM(old, 0), &error):
+            refuse(&error, self.pool.pool.total, "source or to")
 
     def clear(self):
         """Forgets the contents of all free blocks; how many they were. Blocks held or pinned stay known.

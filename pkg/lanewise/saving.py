@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import os
 import secrets
 import struct
@@ -112,7 +113,7 @@ def pieces(storage: Storage, ids: NDArray[np.int64], parts: list[Part]) -> tuple
     """The bytes of a save, and the save piece by piece: each is to be used before the next is asked for."""
     geometry = storage.geometry
     chunk = max(1, min(len(ids), CHUNK_BYTES // geometry.block_bytes))
-    numbers = [(part.length, len(part.table), len(part.tokens), part.extra) for part in parts]
+    numbers = [(part.length, len(part.table), len(part.tokens), encoded(part.extra)) for part in parts]
     plan = Plan(geometry.staging(chunk), len(ids), numbers)
     header = json.dumps({"byteorder": sys.byteorder, **asdict(plan)}).encode()
 
@@ -132,6 +133,31 @@ def pieces(storage: Storage, ids: NDArray[np.int64], parts: list[Part]) -> tuple
             yield CHECKSUM.pack(crc)
 
     return PROLOGUE.size + len(header) + plan.bytes_behind_header, produce()
+
+
+def encoded(extra: dict[str, Any]) -> dict[str, Any]:
+    """Extra keys in JSON, bytes as {"hex": digits}."""
+    return {
+        name: [[encoded_key(key), position] for key, position in value] if name == "images" else encoded_key(value)
+        for name, value in extra.items()
+    }
+
+
+def encoded_key(key: Any) -> Any:
+    return {"hex": key.hex()} if isinstance(key, bytes) else key if isinstance(key, str) else operator.index(key)
+
+
+def decoded(extra: dict[str, Any]) -> dict[str, Any]:
+    if not extra.keys() <= {"adapter", "salt", "images"}:
+        raise ValueError(f"extra keys must be adapter, salt or images, got {list(extra)}")
+    return {
+        name: [(decoded_key(key), position) for key, position in value] if name == "images" else decoded_key(value)
+        for name, value in extra.items()
+    }
+
+
+def decoded_key(key: Any) -> Any:
+    return bytes.fromhex(key["hex"]) if isinstance(key, dict) else key
 
 
 def write(data: Iterator[Any], to: Any, key: str | None) -> bytes | None:
@@ -279,7 +305,7 @@ def plan_of(header: bytes | bytearray) -> Plan:
     try:
         content = json.loads(header)
         order, blocks, geometry = content["byteorder"], content["blocks"], Geometry(**content["geometry"])
-        parts = [(length, table, tokens, dict(extra)) for length, table, tokens, extra in content["parts"]]
+        parts = [(length, table, tokens, decoded(extra)) for length, table, tokens, extra in content["parts"]]
         sizes = [blocks, *(size for part in parts for size in part[:3])]
         if not all(type(size) is int and 0 <= size < 1 << 47 for size in sizes):
             raise ValueError(f"sizes must be in [0, 2**47), got {sizes}")

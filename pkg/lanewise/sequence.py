@@ -36,16 +36,23 @@ class Sequence:
     >>> second.free()
     """
 
-    __slots__ = ("__weakref__", "_cache", "_extra", "_freed", "_handles", "_length", "_lock", "_tokens")
+    __slots__ = ("__weakref__", "_cache", "_committed", "_extra", "_freed", "_handles", "_length", "_lock", "_tokens")
 
     def __init__(
-        self, cache: PagedKVCache, handles: array[int], length: int, tokens: array[int], extra: dict[str, Any]
+        self,
+        cache: PagedKVCache,
+        handles: array[int],
+        length: int,
+        tokens: array[int],
+        extra: dict[str, Any],
+        committed: int = 0,
     ) -> None:
         self._cache = cache
         self._handles = handles
         self._length = length
         self._tokens = tokens  # ids as far as known, which may be beyond length
         self._extra = extra
+        self._committed = committed  # blocks from the beginning on, as far as this sequence knows
         self._freed = False
         self._lock = threading.Lock()
         cache._live[id(self)] = weakref.ref(self)
@@ -100,19 +107,17 @@ class Sequence:
         """
         cache = self._cache
         with alone(cache, [self]):
-            more = ids_of(tokens, "tokens")
-            self._tokens.extend(more)
-            size = cache.geometry.block_size
-            full = min(self._length, len(self._tokens)) // size
+            ids, size = self._tokens + ids_of(tokens, "tokens"), cache.geometry.block_size
+            start, full = self._committed, min(self._length, len(ids)) // size
             if DROPPED in self._handles[:full]:
                 full = self._handles.index(DROPPED)
-            if cache.prefix is not None and full:
-                handles, known = (
-                    np.array(self._handles[:full], np.int64),
-                    np.array(self._tokens[: full * size], np.int64),
-                )
-                cache.prefix.commit(handles, known, **self._extra)
-            return full * size
+            if cache.prefix is not None and start < full:
+                parent = self._handles[start - 1] if start else None
+                known = np.array(ids[start * size : full * size], np.int64)
+                cache.prefix.commit(np.array(self._handles[start:full]), known, parent=parent, **self._extra)
+                self._committed = full
+            self._tokens = ids
+            return self._committed * size
 
     def truncate(self, length: Int) -> None:
         """Forgets the tokens from `length` on, as after a draft was refused, and gives their blocks back."""
@@ -130,6 +135,7 @@ class Sequence:
             del self._handles[kept:]
             if wanted < self._length:
                 del self._tokens[wanted:]
+            self._committed = min(self._committed, wanted // size)
             self._length = wanted
 
     def drop_before(self, position: Int, sinks: Int = 0) -> int:
@@ -154,7 +160,7 @@ class Sequence:
         cache = self._cache
         with alone(cache, [self]):
             cache._take(self._handles)
-            return Sequence(cache, self._handles[:], self._length, self._tokens[:], self._extra)
+            return Sequence(cache, self._handles[:], self._length, self._tokens[:], self._extra, self._committed)
 
     def to(self, other: PagedKVCache) -> Sequence:
         """A sequence with the same tokens in another cache, of any layout, block size and dtype; this one stays.
