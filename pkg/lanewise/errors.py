@@ -35,7 +35,7 @@ class InvalidLogitsError(ValueError):
 class OutOfBlocksError(MemoryError):
     """A pool has fewer free blocks than a call asked for. Nothing was allocated.
 
-    `needed`, `free` (those without contents and the cached ones, which may be evicted) and `total` are numbers of blocks.
+    `needed`, `free` (the cached ones, which may be evicted, among them) and `total` are numbers of blocks.
 
     >>> import lanewise
     >>> try:

@@ -1,22 +1,19 @@
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeAlias, overload
+from typing import NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
+
+from ._types import Handles, Images, Key, TokenIds
 
 __test__: dict[str, str]  # added by Cython
 NO_BLOCK: int
 MOST_KEY_BYTES: int
 
-Handles: TypeAlias = NDArray[np.int64]
-Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
-Key: TypeAlias = str | bytes | int
-Images: TypeAlias = Sequence[tuple[Key, int]]
-
 @disjoint_base
 class BlockPool:
-    def __init__(self, num_blocks: int, *, null_block: bool = False) -> None: ...
+    def __new__(cls, num_blocks: int, *, null_block: bool = False) -> Self: ...
     @overload
     def allocate(self, n: None = None) -> int: ...
     @overload
@@ -52,19 +49,19 @@ class BlockPool:
 
 @disjoint_base
 class PrefixCache:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         pool: BlockPool,
         block_size: int = 16,
         *,
         seed: int = 0,
         max_pinned: int | None = None,
         max_events: int = 0,
-    ) -> None: ...
+    ) -> Self: ...
     def commit(
         self,
         handles: int | Sequence[int] | Handles,
-        tokens: Tokens,
+        tokens: TokenIds,
         *,
         parent: int | None = None,
         adapter: Key | None = None,
@@ -73,7 +70,7 @@ class PrefixCache:
     ) -> int: ...
     def match(
         self,
-        tokens: Tokens,
+        tokens: TokenIds,
         *,
         adapter: Key | None = None,
         salt: Key | None = None,
@@ -82,7 +79,7 @@ class PrefixCache:
     ) -> tuple[Handles, int]: ...
     def longest(
         self,
-        tokens: Tokens,
+        tokens: TokenIds,
         *,
         adapter: Key | None = None,
         salt: Key | None = None,
@@ -93,13 +90,13 @@ class PrefixCache:
     def move(self, source: Sequence[int] | Handles, to: Sequence[int] | Handles) -> None: ...
     def clear(self) -> int: ...
     def pin(
-        self, tokens: Tokens, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+        self, tokens: TokenIds, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
     ) -> int: ...
     def unpin(
-        self, tokens: Tokens, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+        self, tokens: TokenIds, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
     ) -> int: ...
     def hashes(
-        self, tokens: Tokens, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
+        self, tokens: TokenIds, *, adapter: Key | None = None, salt: Key | None = None, images: Images | None = None
     ) -> NDArray[np.uint64]: ...
     def events(self) -> list[tuple[str, int, int, int]]: ...
     def __len__(self) -> int: ...

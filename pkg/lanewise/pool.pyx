@@ -3,6 +3,7 @@
 
 Thin: handles, tokens and keys become C arrays of their own, one C function does the call, its error becomes an exception.
 """
+cimport cython
 cimport numpy as cnp
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
@@ -372,7 +373,7 @@ cdef list extras_of(object adapter, object salt, object images, int64_t block_si
 
 
 # Tokens and keys of a call, in memory of their own.
-cdef class Prompt:
+cdef class _Prompt:
     cdef prompt_t c
     cdef cnp.ndarray tokens
     cdef list extras
@@ -382,8 +383,8 @@ cdef class Prompt:
         free(self.c.extras)
 
 
-cdef Prompt prompt_of(PrefixCache cache, object tokens, object adapter, object salt, object images, bint cap):
-    cdef Prompt p = Prompt.__new__(Prompt)
+cdef _Prompt prompt_of(PrefixCache cache, object tokens, object adapter, object salt, object images, bint cap):
+    cdef _Prompt p = _Prompt.__new__(_Prompt)
     cdef int64_t block_size = cache.cache.block_size
     p.tokens = tokens_of(tokens)
     p.count = cnp.PyArray_DIM(p.tokens, 0)
@@ -394,7 +395,7 @@ cdef Prompt prompt_of(PrefixCache cache, object tokens, object adapter, object s
     return p
 
 
-cdef int add_extras(Prompt p, list extras) except -1:
+cdef int add_extras(_Prompt p, list extras) except -1:
     cdef Py_ssize_t i
     cdef bytes data
     p.extras = extras  # they keep the bytes
@@ -429,6 +430,7 @@ cdef cnp.ndarray tokens_of(object tokens):
 
 # ---- the prefix cache ----
 
+@cython.no_gc_clear  # the collector must not take its pool away before __dealloc__ has left it
 cdef class PrefixCache:
     """Which blocks of a pool hold what prompts begin with, so that a prompt takes them instead of computing them.
 
@@ -489,7 +491,7 @@ cdef class PrefixCache:
         cdef pool_error error
         cdef int64_t entered, before = POOL_NO_BLOCK
         cdef cnp.ndarray several = handles_of([handles] if is_one(handles) else handles, "handles")
-        cdef Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
+        cdef _Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
         if parent is not None:
             before = one_handle(parent, "parent")
             if before == POOL_NO_BLOCK:
@@ -512,7 +514,7 @@ cdef class PrefixCache:
         >>> cache.match(range(8))[1], cache.match(range(8), cap=False)[1], cache.match(range(8), salt="x")[1]
         (4, 8, 0)
         """
-        cdef Prompt p = prompt_of(self, tokens, adapter, salt, images, cap)
+        cdef _Prompt p = prompt_of(self, tokens, adapter, salt, images, cap)
         cdef cnp.ndarray handles = empty(p.c.blocks, cnp.NPY_INT64)
         cdef int64_t count = prefix_match(&self.cache, &p.c, <int64_t *>cnp.PyArray_DATA(handles))
         if count < p.c.blocks:
@@ -527,7 +529,7 @@ cdef class PrefixCache:
         >>> cache.commit(pool.allocate(), [1, 2, 3, 4]), cache.longest([1, 2, 3, 4, 5])
         (1, 4)
         """
-        cdef Prompt p = prompt_of(self, tokens, adapter, salt, images, cap)
+        cdef _Prompt p = prompt_of(self, tokens, adapter, salt, images, cap)
         cdef cnp.ndarray room = empty(p.c.blocks, cnp.NPY_INT64)
         return prefix_longest(&self.cache, &p.c, <int64_t *>cnp.PyArray_DATA(room)) * self.cache.block_size
 
@@ -594,7 +596,7 @@ cdef class PrefixCache:
         (2, None, 2)
         """
         cdef bint done
-        cdef Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
+        cdef _Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
         cdef cnp.ndarray room = empty(p.c.blocks, cnp.NPY_INT64)
         cdef int64_t more = prefix_pin(&self.cache, &p.c, <int64_t *>cnp.PyArray_DATA(room), &done)
         if not done:
@@ -610,7 +612,7 @@ cdef class PrefixCache:
         >>> cache.commit(one, range(4)), cache.pin(range(4)), cache.unpin(range(4))
         (1, 1, 1)
         """
-        cdef Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
+        cdef _Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
         cdef cnp.ndarray room = empty(p.c.blocks, cnp.NPY_INT64)
         return prefix_unpin(&self.cache, &p.c, <int64_t *>cnp.PyArray_DATA(room))
 
@@ -621,7 +623,7 @@ cdef class PrefixCache:
         >>> [hex(h) for h in cache.hashes(range(4))]
         ['0x39be8b992af819d4']
         """
-        cdef Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
+        cdef _Prompt p = prompt_of(self, tokens, adapter, salt, images, False)
         cdef cnp.ndarray hashes = empty(p.c.blocks, cnp.NPY_UINT64)
         prefix_hashes(&self.cache, &p.c, <uint64_t *>cnp.PyArray_DATA(hashes))
         return hashes
