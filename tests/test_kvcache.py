@@ -34,7 +34,12 @@ from lanewise import DamagedSaveError, OutOfBlocksError, PagedKVCache, saving, s
 from lanewise.sequence import alone
 
 LAYERS, HEADS, DIM, V_DIM = 2, 2, 3, 5
-KINDS = [("float32", "HND", "block"), ("float16", "NHD", "layer"), (ml_dtypes.bfloat16, "HND", "layer"), ("int8", "NHD", "block")]
+KINDS = [
+    ("float32", "HND", "block"),
+    ("float16", "NHD", "layer"),
+    (ml_dtypes.bfloat16, "HND", "layer"),
+    ("int8", "NHD", "block"),
+]
 
 
 def rows_of(tokens: list[int], extra: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -219,6 +224,14 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def leave_the_other(self) -> None:
         self.others.clear()  # which frees them
+
+    @rule()
+    def compact(self) -> None:
+        used, blank = self.cache.pool.num_used, self.cache.pool.num_free
+        moves = self.cache.compact()
+        assert (moves[:, 0] > moves[:, 1]).all() and len(np.unique(moves)) == moves.size
+        assert (self.cache.pool.num_used, self.cache.pool.num_free) == (used, blank)
+        assert len(self.cache.compact()) == 0
 
     @rule(data=st.data())
     def save(self, data: st.DataObject) -> None:
@@ -550,6 +563,39 @@ def test_a_header_that_lies_is_refused_before_memory_is_taken() -> None:
         small().restore(b"\0" * 100)
     with pytest.raises(DamagedSaveError, match="cut off"):
         small().restore(b"")
+
+
+def test_extra_keys_of_each_type_are_saved() -> None:
+    cache = small(num_blocks=20)
+    for extra in ({"adapter": "x"}, {"adapter": b"x"}, {"salt": 7}, {"images": [("a", 0), (b"b", 2)], "salt": "s"}):
+        seq = cache.sequence([1] * 5, **extra)
+        seq.reserve(5)
+        seq.commit()
+        target = small()
+        (restored,) = target.restore(cache.save(seqs=[seq]) or b"")
+        assert restored.extra == seq.extra == extra
+        assert target.sequence([1] * 5, **extra).length == 4 and target.sequence([1] * 5).length == 0
+
+
+def test_compaction_leaves_what_others_hold_and_is_found_by_prompts() -> None:
+    cache = small(num_blocks=10)
+    pairs = [filled(cache, [i] * 4 + [1, 2]) for i in range(3)]
+    for seq, _ in pairs:
+        seq.commit()
+    store = Waiting()
+    under_way = cache.save_async(store, [pairs[2][0]], key="x")
+    pairs.pop(0)[0].free()
+    assert cache.compact().tolist() == [[3, 1]]  # block 0 is cached, and 4 and 5 are the save's, too
+    store.go.set()
+    under_way.result()
+    assert cache.compact().tolist() == [[5, 3]]
+    for i, (seq, model) in enumerate(pairs, 1):
+        assert_holds(cache, seq, model)
+        found = cache.sequence([i] * 4 + [0])
+        assert found.length == 4 and found.handles[0] == seq.handles[0]
+        feed(cache, [seq], [model], [[1, 1]])
+        assert seq.commit([1, 2, 1, 1][len(seq.tokens) - 4 :]) == 8
+    cache.check()
 
 
 def test_a_save_of_another_shape_is_refused() -> None:

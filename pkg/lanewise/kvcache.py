@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from . import saving, storage
+from ._arrays import as_array
 from ._tables import DROPPED, ID, Slots, held, ids_of, joined, next_slots, packed, slots_of
-from ._types import Array, Int, Ints
-from .pool import BlockPool, Images, Key, PrefixCache
+from ._types import Array, Images, Int, Ints, Key
+from .pool import BlockPool, PrefixCache
 from .saving import Saving, Store
 from .sequence import Sequence, alone
 
@@ -130,8 +131,10 @@ class PagedKVCache:
         """
         seqs = list(seqs)
         if counts is None:
-            total = np.shape(k)[1]
-            counts = [total] if len(seqs) == 1 else [1] * len(seqs)
+            counts = [1] * len(seqs)
+            if len(seqs) == 1:
+                k = as_array(k, "k")
+                counts = [k.shape[1] if k.ndim == 4 else 1]
         with alone(self, seqs), self._grown(seqs, counts) as slots:
             self._storage.write(slots, k, v)
 
@@ -147,7 +150,7 @@ class PagedKVCache:
 
         k is (tokens, heads, head_dim) with a layer, else (layers, tokens, heads, head_dim); v likewise.
         """
-        self._storage.write(slots, k, v, layer)
+        self._storage.write(slots, k, v, None if layer is None else operator.index(layer))
 
     def gather(self, seqs: Iterable[Sequence]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values of all tokens of the sequences, (layers, tokens, heads, head_dim): those of the first one
@@ -155,8 +158,10 @@ class PagedKVCache:
         seqs = list(seqs)
         with alone(self, seqs):
             size = self.geometry.block_size
-            slots = [slots_of(seq._handles, 0, seq._length, size) for seq in seqs]
-            return self._storage.read(np.concatenate([np.empty(0, np.int64), *slots]))
+            for i, seq in enumerate(seqs):
+                if DROPPED in seq._handles:
+                    raise ValueError(f"seqs[{i}] has dropped tokens; its slots say which")
+            return self._storage.read(joined(slots_of(seq._handles, 0, seq._length, size) for seq in seqs))
 
     def block_tables(self, seqs: Iterable[Sequence]) -> NDArray[np.int32]:
         """The blocks of each sequence, (sequences, most blocks), int32; -1 where dropped and behind the last."""

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from . import _entries
 from ._arrays import BFLOAT16, as_array
+from ._types import Array
+
+Ids = NDArray[np.int64]
 
 RUN_ALIGNMENT = 64  # a cache line, and the widest vector
 REGION_ALIGNMENT = 2 << 20  # a huge page
@@ -132,34 +136,83 @@ class Storage:
         return self._scales(self.geometry.scale_bytes)
 
     @cached_property
-    def runs(self) -> NDArray[np.uint8]:
+    def parts(self) -> NDArray[np.uint8]:
+        """A layer's part of a block, as bytes: (layers, blocks, part_bytes)."""
         g = self.geometry
-        return self.region.reshape(-1, g.num_blocks, g.run_bytes)
+        if g.order == "layer":
+            return self.region.reshape(g.num_layers, g.num_blocks, g.part_bytes)
+        return self.region.reshape(g.num_blocks, g.num_layers, g.part_bytes).swapaxes(0, 1)
 
-    # STUBS
-    def copy_from(self, other, ids, to):
-        for a in ("keys", "values", "key_scales", "value_scales"):
-            if getattr(self, a) is not None:
-                getattr(self, a)[:, to] = getattr(other, a)[:, ids]
+    def copy_from(self, other: Storage, sources: Ids, targets: Ids) -> None:
+        """Blocks, as they are, from a storage that differs in number of blocks, layout and order alone. No target is a
+        source."""
+        if other.geometry.layout == self.geometry.layout:
+            self.parts[:, targets] = other.parts[:, sources]
+            return
+        for mine, its in zip(self._views, other._views, strict=True):
+            mine[:, targets] = its[:, sources]
 
-    def write(self, slots, k, v, layer=None):
-        T = self.geometry.block_size
-        ok = slots >= 0
-        s = slots[ok]
-        k = np.asarray(k)[:, : len(slots)][:, ok]
-        v = np.asarray(v)[:, : len(slots)][:, ok]
-        assert k.shape[1] == len(s), (k.shape, len(s))
-        for l in range(len(k)):
-            self.keys[l][s // T, :, s % T] = k[l]
-            self.values[l][s // T, :, s % T] = v[l]
+    def write(self, slots: Any, k: Array, v: Array, layer: int | None = None) -> None:
+        """Rows (layers, tokens, heads, width), without the layers if there is one, to slots; a negative one is none."""
+        at = as_array(slots, "slots")
+        g = self.geometry
+        if at.ndim != 1 or (at.dtype.kind not in "iu" and len(at)):
+            raise TypeError(f"slots must be integers along one axis, got {at.dtype} of shape {at.shape}")
+        at = at.astype(np.int64)
+        if len(at) and at.max() >= g.num_blocks * g.block_size:
+            where = int(at.argmax())
+            raise ValueError(f"slots[{where}] must be below {g.num_blocks * g.block_size}, got {at[where]}")
+        here = at >= 0
+        block, token = np.divmod(at[here], g.block_size)
+        new = []
+        for name, rows, width in (("k", k, g.head_dim), ("v", v, g.v_head_dim)):
+            found = self._checked_rows(rows, name, len(at), width, layer)[:, here]
+            if g.dtype == "int8":
+                new.append(_entries.quantised(found, name))
+            else:
+                new.append((_entries.narrowed(found, self.element), None))
+        part = slice(None) if layer is None else slice(layer, layer + 1)
+        for (rows, scales), view, scale_view in zip(new, self._views, self._views[2:] or (None, None), strict=False):
+            _entries.put(view[part], block, token, rows)
+            if scale_view is not None:
+                _entries.put(scale_view[part], block, token, scales)
 
-    def read(self, slots):
-        T = self.geometry.block_size
-        return (np.stack([x[l][slots // T, :, slots % T] for l in range(len(x))]) for x in (self.keys, self.values))
+    def _checked_rows(self, rows: Array, name: str, count: int, width: int, layer: int | None) -> NDArray[Any]:
+        g, found = self.geometry, as_array(rows, name)
+        if layer is not None and not 0 <= layer < g.num_layers:
+            raise ValueError(f"layer must be in [0, {g.num_layers - 1}], got {layer}")
+        want = (count, g.num_kv_heads, width) if layer is not None else (g.num_layers, count, g.num_kv_heads, width)
+        if found.shape != want:
+            raise ValueError(f"{name} must have shape {want}, got {found.shape}")
+        if found.dtype.kind != "f" and not _entries.is_bfloat16(found.dtype):
+            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {found.dtype}")
+        return found if layer is None else found[None]
 
-    def move_rows(self, other, slots, to):
-        k, v = other.read(slots)
-        self.write(to, k, v)
+    def read(self, slots: Ids) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Rows (layers, tokens, heads, width) of keys and of values; of int8, what the codes stand for."""
+        block, token = np.divmod(slots, self.geometry.block_size)
+        keys, values, *scales = (_entries.get(view, block, token) for view in self._views)
+        if scales:
+            keys, values = (
+                scale[..., :1] * (codes.astype(np.float32) - scale[..., 1:])
+                for codes, scale in zip((keys, values), scales, strict=True)
+            )
+        return keys, values
+
+    def move_rows(self, other: Storage, sources: Ids, targets: Ids) -> None:
+        """Rows from slots of a storage of any block size, layout and dtype."""
+        if other.geometry.dtype != self.geometry.dtype:
+            self.write(targets, *other.read(sources))
+            return
+        block, token = np.divmod(targets, self.geometry.block_size)
+        from_block, from_token = np.divmod(sources, other.geometry.block_size)
+        for mine, its in zip(self._views, other._views, strict=True):
+            _entries.put(mine, block, token, _entries.get(its, from_block, from_token).view(mine.dtype))
+
+    @property
+    def _views(self) -> list[NDArray[Any]]:
+        views = [self.keys, self.values, self.key_scales, self.value_scales]
+        return [view for view in views if view is not None]
 
     def _scales(self, offset: int) -> NDArray[np.float32] | None:
         g = self.geometry
