@@ -298,27 +298,32 @@ static int mark(struct prefix *c, int64_t handle, int64_t index, struct pool_err
   return POOL_FINE;
 }
 
-/* Whether all may be committed: held, no two the same, and in the table with no other contents. */
-static int check_commit(struct prefix *c, const struct prompt *prompt, const int64_t *handles, struct node n,
-                        struct pool_error *error) {
-  int64_t extras = 0, marked = 0;
+/* Whether all are held, and no two the same. */
+static int check_handles(struct prefix *c, const int64_t *handles, int64_t count, struct pool_error *error) {
+  int64_t marked = 0;
   int kind = POOL_FINE;
-  while (marked < prompt->blocks && !kind) {
+  while (marked < count && !kind) {
     kind = mark(c, handles[marked], marked, error);
     marked += !kind;
-  }
-  for (int64_t i = 0; i < prompt->blocks && !kind; i++) {
-    uint32_t block = (uint32_t)handles[i];
-    step_to(c, prompt, i, &extras, &n);
-    if (c->entries[block].serial && !has_contents(c, block, &n)) {
-      kind = pool_fail(c->pool, error, POOL_CONTENTS, i, handles[i]);
-    }
-    n.parent_hash = n.hash;
   }
   while (marked-- > 0) {
     c->pool->blocks[(uint32_t)handles[marked]].flags &= ~(uint32_t)BLOCK_SEEN;
   }
   return kind;
+}
+
+/* Whether those that are in the table have the contents that are committed now. */
+static int check_contents(const struct prefix *c, const struct prompt *prompt, const int64_t *handles, struct node n,
+                          struct pool_error *error) {
+  int64_t extras = 0;
+  for (int64_t i = 0; i < prompt->blocks; i++) {
+    uint32_t block = (uint32_t)handles[i];
+    step_to(c, prompt, i, &extras, &n);
+    if (c->entries[block].serial && !has_contents(c, block, &n)) {
+      return pool_fail(c->pool, error, POOL_CONTENTS, i, handles[i]);
+    }
+  }
+  return POOL_FINE;
 }
 
 static int copy_extras(const struct prompt *prompt) {
@@ -387,8 +392,10 @@ int prefix_commit(struct prefix *c, const struct prompt *prompt, const int64_t *
       descend(c, &n, before - 1);
     }
   }
-  kind = kind ? kind : check_commit(c, prompt, handles, n, error);
-  if (!kind && (parent == POOL_NO_BLOCK || before)) {
+  int reachable = parent == POOL_NO_BLOCK || before;
+  kind = kind ? kind : check_handles(c, handles, prompt->blocks, error);
+  kind = kind || !reachable ? kind : check_contents(c, prompt, handles, n, error);
+  if (!kind && reachable) {
     kind = error->kind = copy_extras(prompt);
     *entered = kind ? 0 : commit_checked(c, prompt, handles, n);
     drop_copies(prompt);

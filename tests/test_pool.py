@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import lanewise
 from lanewise import BlockError, BlockPool, OutOfBlocksError, PrefixCache, reference
 
 KEYS: list[dict[str, Any]] = [
@@ -67,6 +66,7 @@ class Machine(RuleBasedStateMachine):
         self.refs: Counter[int] = Counter()  # of handles
         self.dead: list[int] = []
         self.sequences: list[tuple[list[int], list[int], int]] = []  # handles, tokens, which keys
+        self.pinned: set[int] = set()
         self.written: dict[int, Any] = {}  # block: its contents, as long as the cache may know them
 
     def available(self) -> int:
@@ -74,9 +74,6 @@ class Machine(RuleBasedStateMachine):
 
     def held(self) -> set[int]:
         return set(map(self.block, self.refs)) | self.pinned
-
-    pinned: set[int]
-    pinned = set()
 
     @staticmethod
     def block(handle: int) -> int:
@@ -617,7 +614,7 @@ def test_eight_threads_share_a_pool() -> None:
         try:
             for _ in range(150):
                 tokens = rng.integers(0, 2, 12)
-                handles, n = cache.match(tokens)
+                handles, _ = cache.match(tokens)
                 new = pool.try_allocate(6 - len(handles))
                 if new is not None:
                     cache.commit([*handles, *new], tokens)
