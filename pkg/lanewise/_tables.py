@@ -38,7 +38,7 @@ def next_slots(tables: list[array[int]], lengths: list[int], counts: array[int],
 
 
 def held(handles: array[int] | Slots) -> Slots:
-    found = np.array(handles, np.int64)
+    found: Slots = np.array(handles, np.int64)
     return found[found != DROPPED]
 
 
@@ -47,7 +47,8 @@ def packed(numbers: NDArray[np.int64]) -> array[int]:
 
 
 def joined(tables: Iterable[array[int] | Slots]) -> Slots:
-    return np.concatenate([np.empty(0, np.int64), *tables]).astype(np.int64)
+    total: Slots = np.concatenate([np.empty(0, np.int64), *tables])
+    return total
 
 
 def ids_of(values: Ints, name: str) -> array[int]:

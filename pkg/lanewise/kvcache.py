@@ -69,9 +69,15 @@ class PagedKVCache:
         prefix_cache: bool = True,
     ) -> None:
         name, element = storage.element_of(dtype)
-        width = head_dim if v_head_dim is None else v_head_dim
-        numbers: Any = (num_layers, num_blocks, num_kv_heads, block_size, head_dim, width)
-        self.geometry = storage.Geometry(*numbers, dtype=name, layout=layout, order=order)
+        numbers: dict[str, Any] = {
+            "num_layers": num_layers,
+            "num_blocks": num_blocks,
+            "num_kv_heads": num_kv_heads,
+            "block_size": block_size,
+            "head_dim": head_dim,
+            "v_head_dim": head_dim if v_head_dim is None else v_head_dim,
+        }
+        self.geometry = storage.Geometry(**numbers, dtype=name, layout=layout, order=order)
         size = self.geometry.total_bytes
         region = storage.allocate(size, huge_pages, touch) if buffer is None else storage.over_buffer(buffer, size)
         self._storage = storage.Storage(self.geometry, region, element)
@@ -117,7 +123,7 @@ class PagedKVCache:
         salt and images must be equal, too, for a prefix to be found: PrefixCache explains them.
         """
         ids, given = ids_of(tokens, "tokens"), {"adapter": adapter, "salt": salt, "images": images}
-        extra = {name: value for name, value in given.items() if value is not None}
+        extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.prefix is None:
             return Sequence(self, array("q"), 0, ids, extra)
         handles, known = self.prefix.match(np.array(ids, np.int64), **extra)

@@ -164,18 +164,18 @@ class Storage:
             raise ValueError(f"slots[{where}] must be below {g.num_blocks * g.block_size}, got {at[where]}")
         here = at >= 0
         block, token = np.divmod(at[here], g.block_size)
-        new = []
-        for name, rows, width in (("k", k, g.head_dim), ("v", v, g.v_head_dim)):
-            found = self._checked_rows(rows, name, len(at), width, layer)[:, here]
-            if g.dtype == "int8":
-                new.append(_entries.quantised(found, name))
-            else:
-                new.append((_entries.narrowed(found, self.element), None))
+        rows = [
+            self._checked_rows(given, name, len(at), width, layer)[:, here]
+            for name, given, width in (("k", k, g.head_dim), ("v", v, g.v_head_dim))
+        ]
+        if g.dtype == "int8":
+            (keys, key_scales), (values, value_scales) = map(_entries.quantised, rows, ("k", "v"))
+            new: list[NDArray[Any]] = [keys, values, key_scales, value_scales]
+        else:
+            new = [_entries.narrowed(found, self.element) for found in rows]
         part = slice(None) if layer is None else slice(layer, layer + 1)
-        for (rows, scales), view, scale_view in zip(new, self._views, self._views[2:] or (None, None), strict=False):
-            _entries.put(view[part], block, token, rows)
-            if scale_view is not None:
-                _entries.put(scale_view[part], block, token, scales)
+        for view, found in zip(self._views, new, strict=True):
+            _entries.put(view[part], block, token, found)
 
     def _checked_rows(self, rows: Array, name: str, count: int, width: int, layer: int | None) -> NDArray[Any]:
         g, found = self.geometry, as_array(rows, name)
@@ -231,7 +231,7 @@ class Storage:
         return np.ndarray(
             (g.num_layers, g.num_blocks, g.num_kv_heads, g.block_size, width),
             element,
-            self.region,  # type: ignore[arg-type]
+            self.region,
             offset,
             (layer, block, head, token, element.itemsize),
         )
