@@ -568,3 +568,14 @@ def score(
         "given": np.array([logp[i] if i >= 0 else np.nan for i in ids]),
         "entropy": -(p * np.where(p > 0, logp, 0)).sum(),
     }
+
+
+# ---- blocks ----
+
+
+def move_blocks(source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int) -> NDArray[Any]:
+    """`target` after block i of `source` has become block j, for all pairs (i, j): all are read, then all are written."""
+    moved, before = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
+    for i, j in pairs:
+        moved[j] = before[i]
+    return np.moveaxis(moved, 0, axis)
