@@ -579,3 +579,9 @@ def move_blocks(source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tupl
     for i, j in pairs:
         moved[j] = before[i]
     return np.moveaxis(moved, 0, axis)
+
+
+def zero_blocks(pool: NDArray[Any], ids: Sequence[int]) -> NDArray[Any]:
+    zeroed = pool.copy()
+    zeroed[ids] = np.zeros((), pool.dtype)
+    return zeroed
