@@ -720,4 +720,6 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC
+from cases_kv import KV  # noqa: E402 - made of the names above
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV

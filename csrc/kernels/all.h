@@ -41,4 +41,6 @@
 
 #include "apply.h"
 
+#include "moves.h"
+
 #include "floors.h"

@@ -16,6 +16,16 @@ from .filters import (
     top_p_renorm,
 )
 from .kvcache import PagedKVCache
+from .moves import (
+    copy_blocks,
+    gather_blocks,
+    get_stream_threshold,
+    permute_blocks,
+    scatter_blocks,
+    set_stream_threshold,
+    swap_blocks,
+    zero_blocks,
+)
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
@@ -46,18 +56,25 @@ __all__ = [
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "copy_blocks",
+    "gather_blocks",
     "get_num_threads",
+    "get_stream_threshold",
     "info",
     "log_softmax",
     "logprobs",
     "logsumexp",
     "min_p_mask",
+    "permute_blocks",
     "sample",
     "sample_from_probs",
     "sample_n",
     "scale",
+    "scatter_blocks",
     "set_num_threads",
+    "set_stream_threshold",
     "softmax",
+    "swap_blocks",
     "top_k",
     "top_k_mask",
     "top_k_renorm",
@@ -67,4 +84,5 @@ __all__ = [
     "use",
     "using",
     "verify",
+    "zero_blocks",
 ]

@@ -9,6 +9,7 @@ cdef extern from "ops.h":
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
+        OP_move_blocks, OP_zero_blocks
         OP_read_max, OP_read_exp, OP_copy
         OP_COUNT
 
@@ -89,6 +90,14 @@ cdef extern from "ops.h":
         int64_t rows, first_row, cols, dtype
         int64_t x_stride, mask_kind, mask_stride, mask_width
         int64_t bias_dense, bias_stride, top_n, ids_width, ids_step, force_exact
+
+    struct move_args:
+        span src, dst, sources, targets, sizes
+        int64_t rows, first_row, cols
+        int64_t together, bytes, layers
+        int64_t src_at, src_block, src_layer
+        int64_t dst_at, dst_block, dst_layer
+        int64_t stream
 
     struct noise_args:
         span out

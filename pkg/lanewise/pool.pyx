@@ -319,8 +319,9 @@ cdef class BlockPool:
 
         >>> lanewise.BlockPool(8).check()
         """
-        cdef int64_t block
-        found(pool_check(&self.pool, &block), block)
+        cdef int64_t block = -1
+        cdef const char *wrong = pool_check(&self.pool, &block)
+        found(wrong, block)
 
     def __repr__(self):
         cdef pool_counts now = pool_count(&self.pool)
@@ -674,8 +675,9 @@ cdef class PrefixCache:
 
         >>> lanewise.PrefixCache(lanewise.BlockPool(8)).check()
         """
-        cdef int64_t block
-        found(prefix_check(&self.cache, &block), block)
+        cdef int64_t block = -1
+        cdef const char *wrong = prefix_check(&self.cache, &block)
+        found(wrong, block)
 
     def _keep_hash_bits(self, bits):  # so that a test can make all hashes equal
         if len(self):
