@@ -74,6 +74,16 @@ INLINE void v_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
 INLINE void v_store_n(float *p, size_t n, vf a) { memcpy(p, &a, n * sizeof *p); }
 WORD vf v_load_f16(const uint16_t *p) { EACH(vf, f, half_to_float(p[i])); }
 WORD vf v_load_bf16(const uint16_t *p) { EACH(vf, f, bits_to_float((uint32_t)p[i] << 16)); }
+WORD vf v_load_i8(const int8_t *p) { EACH(vf, f, (float)p[i]); }
+
+WORD vf v_pair(const float *a, const float *b) { EACH(vf, f, i < 8 ? a[i] : b[i - 8]); }
+WORD vf v_pair_f16(const uint16_t *a, const uint16_t *b) { EACH(vf, f, half_to_float(i < 8 ? a[i] : b[i - 8])); }
+WORD vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
+  EACH(vf, f, bits_to_float((uint32_t)(i < 8 ? a[i] : b[i - 8]) << 16));
+}
+WORD vf v_pair_i8(const int8_t *a, const int8_t *b) { EACH(vf, f, (float)(i < 8 ? a[i] : b[i - 8])); }
+INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE void prefetch(const void *p) { (void)p; }
 
 WORD vf v_add(vf a, vf b) { EACH(vf, f, a.f[i] + b.f[i]); }
 WORD vf v_sub(vf a, vf b) { EACH(vf, f, a.f[i] - b.f[i]); }
@@ -179,6 +189,17 @@ enum { ROWS = 8 };
 WORD void v_max_rows(float *p, const vf *r) {
   for (int i = 0; i < ROWS; i++) {
     p[i] = v_max_across(r[i]);
+  }
+}
+WORD void v_sum_eights(float *p, const vf *r) {
+  for (int i = 0; i < 8; i++) {
+    const float *f = r[i % 4].f + i / 4 * 8;
+    p[i] = ((f[0] + f[2]) + (f[1] + f[3])) + ((f[4] + f[6]) + (f[5] + f[7]));
+  }
+}
+WORD void v_unzip4(vf out[4], const float *p) {
+  for (int i = 0; i < 4 * LANES; i++) {
+    out[i % 4].f[i / 4] = p[i];
   }
 }
 

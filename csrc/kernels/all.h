@@ -41,4 +41,8 @@
 
 #include "apply.h"
 
+#include "products.h"
+
+#include "attend.h"
+
 #include "floors.h"
