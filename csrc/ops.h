@@ -177,6 +177,15 @@ struct attend_args {
   double scale, soft_cap, lse_unit;         /* soft_cap 0: none; lse is in natural logarithms times lse_unit */
 };
 
+/* Outputs over parts of the keys, joined by their logarithms of sums: rows of `states` outputs each. Strides are in
+   floats. out may be the values of a state where each row has one place for both. */
+struct merge_args {
+  struct span values, lse, out, out_lse; /* float32; out[rows][width], out_lse[rows] or none */
+  int64_t rows, first_row, states, width;
+  int64_t value_row, value_state, lse_row, lse_state;
+  double lse_unit; /* as in attend_args */
+};
+
 /* out[i] for the ids or counters i = first .. first + cols - 1 */
 struct noise_args {
   struct span out;

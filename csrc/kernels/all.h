@@ -45,4 +45,6 @@
 
 #include "attend.h"
 
+#include "merge.h"
+
 #include "floors.h"

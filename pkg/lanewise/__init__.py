@@ -3,6 +3,7 @@
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
+from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states
 from .drawing import sample_from_probs, sample_n, verify
 from .errors import InvalidLogitsError
 from .filters import (
@@ -24,6 +25,7 @@ from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
+    "AttentionPlan",
     "InvalidLogitsError",
     "Logprobs",
     "SampleState",
@@ -34,11 +36,15 @@ __all__ = [
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "decode_attention",
+    "extend_attention",
     "get_num_threads",
     "info",
     "log_softmax",
     "logprobs",
     "logsumexp",
+    "merge_state",
+    "merge_states",
     "min_p_mask",
     "sample",
     "sample_from_probs",
