@@ -186,6 +186,20 @@ struct merge_args {
   double lse_unit; /* as in attend_args */
 };
 
+/* Rows of keys or values: item i moves the row of each layer and head from slot sources[i] to slot targets[i]; without
+   slots, from or to slot i; what has one below 0 is skipped. A slot is block * tokens of a block + token. Pair p of the
+   first `rotary` elements is turned by cos and sin [positions[i]][p]: elements p and p + rotary / 2, or neighbours. */
+struct kv_args {
+  struct span src, dst, src_scales, dst_scales; /* what the sides stride over */
+  struct span sources, targets;                 /* int64[first_row + rows] or none */
+  struct span cos, sin, positions;              /* float32[][rotary / 2], int64[first_row + rows] */
+  struct span status;                           /* of check_kv: int64[first_row + rows] */
+  int64_t rows, first_row, cols;                /* cols is dim */
+  struct side from, to;
+  int64_t layers, heads, from_tokens, to_tokens;
+  int64_t rotary, interleaved; /* rotary 0: none */
+};
+
 /* out[i] for the ids or counters i = first .. first + cols - 1 */
 struct noise_args {
   struct span out;

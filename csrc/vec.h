@@ -13,6 +13,8 @@
      prefetch(p)                               may bring the line at p closer; p need not be an address
      vf v_set1(a)  v_load(p)  v_load_n(p, n, fill)  v_store(p, v)  v_store_n(p, n, v)
      vf v_load_f16(p)  v_load_bf16(p)  v_load_i8(p)   widened exactly; a NaN stays a NaN
+     v_store_f16(p, v)  v_store_bf16(p, v)     rounded to nearest, ties to even; a NaN gives the quiet one
+     v_store_i8(p, v)                          of whole numbers in [-128, 127]
      vf v_pair(a, b)  v_pair_f16 v_pair_bf16 v_pair_i8   eight of a, then eight of b; v_twice(p) = v_pair(p, p)
      vf v_add v_sub v_mul v_div v_max v_min (a, b)  v_fma(a, b, c) = a*b + c
      vm v_gt v_ge v_eq v_unord (a, b)  m_or m_and (m, m)  m_bits(m)  m_of_bits(bits)

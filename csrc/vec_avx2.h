@@ -48,6 +48,27 @@ INLINE __m256 bf16x8(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 INLINE vf v_load_bf16(const uint16_t *p) { return vf2(bf16x8(p), bf16x8(p + 8)); }
+INLINE __m256 quiet8(__m256 v) { /* NaNs to the one */
+  return _mm256_blendv_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+INLINE void v_store_f16(uint16_t *p, vf a) {
+  _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(quiet8(a.lo), _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(quiet8(a.hi), _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE __m256i bf16_bits8(__m256 v) {
+  __m256i u = _mm256_castps_si256(quiet8(v)), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+}
+INLINE void v_store_bf16(uint16_t *p, vf a) {
+  __m256i halves = _mm256_packus_epi32(bf16_bits8(a.lo), bf16_bits8(a.hi));
+  _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(halves, 0xD8));
+}
+INLINE void v_store_i8(int8_t *p, vf a) {
+  __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  words = _mm256_permute4x64_epi64(words, 0xD8);
+  __m128i codes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)p, codes);
+}
 INLINE __m256 i8x8(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }

@@ -23,6 +23,19 @@ INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si
 INLINE vf v_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
+INLINE __m512 quiet16(__m512 v) { /* NaNs to the one */
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v,
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+INLINE void v_store_f16(uint16_t *p, vf a) {
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(quiet16(a), _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE void v_store_bf16(uint16_t *p, vf a) {
+  __m512i u = _mm512_castps_si512(quiet16(a)), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  u = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(u));
+}
+INLINE void v_store_i8(int8_t *p, vf a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a))); }
 INLINE vf v_load_i8(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }

@@ -37,6 +37,26 @@ INLINE void v_store_n(float *p, size_t n, vf a) {
 }
 INLINE vf v_load_f16(const uint16_t *p) { QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
 INLINE vf v_load_bf16(const uint16_t *p) { QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
+INLINE float32x4_t quiet4(float32x4_t v) { /* NaNs to the one */
+  return vbslq_f32(vceqq_f32(v, v), v, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000u)));
+}
+INLINE void v_store_f16(uint16_t *p, vf a) {
+  for (int i = 0; i < 4; i++) {
+    vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(quiet4(a.q[i]))));
+  }
+}
+INLINE void v_store_bf16(uint16_t *p, vf a) {
+  for (int i = 0; i < 4; i++) {
+    uint32x4_t u = vreinterpretq_u32_f32(quiet4(a.q[i])), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    vst1_u16(p + 4 * i, vshrn_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16));
+  }
+}
+INLINE void v_store_i8(int8_t *p, vf a) {
+  for (int i = 0; i < 2; i++) {
+    int16x4_t front = vmovn_s32(vcvtq_s32_f32(a.q[2 * i])), back = vmovn_s32(vcvtq_s32_f32(a.q[2 * i + 1]));
+    vst1_s8(p + 8 * i, vmovn_s16(vcombine_s16(front, back)));
+  }
+}
 INLINE void i8_to_f32(float32x4_t *out, int8x8_t a) {
   int16x8_t wide = vmovl_s8(a);
   out[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));

@@ -41,6 +41,10 @@
 
 #include "apply.h"
 
+#include "side.h"
+
+#include "move_kv.h"
+
 #include "products.h"
 
 #include "attend.h"

@@ -21,6 +21,7 @@ from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
 from .state import SampleState
 from .stream import Stream
+from .transfer import append_kv, gather_kv, relayout
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
@@ -32,12 +33,14 @@ __all__ = [
     "SamplingParams",
     "Stream",
     "Support",
+    "append_kv",
     "apply_bias",
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
     "decode_attention",
     "extend_attention",
+    "gather_kv",
     "get_num_threads",
     "info",
     "log_softmax",
@@ -46,6 +49,7 @@ __all__ = [
     "merge_state",
     "merge_states",
     "min_p_mask",
+    "relayout",
     "sample",
     "sample_from_probs",
     "sample_n",

@@ -11,6 +11,7 @@ cdef extern from "ops.h":
         OP_attend, OP_attend_merge, OP_merge_states
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_read_max, OP_read_exp, OP_copy
+        OP_move_kv, OP_check_kv
         OP_COUNT
 
     enum:
@@ -113,6 +114,14 @@ cdef extern from "ops.h":
         int64_t rows, first_row, states, width
         int64_t value_row, value_state, lse_row, lse_state
         double lse_unit
+
+    struct kv_args:
+        span src, dst, src_scales, dst_scales
+        span sources, targets, cos, sin, positions, status
+        int64_t rows, first_row, cols
+        side from_ "from"
+        side to
+        int64_t layers, heads, from_tokens, to_tokens, rotary, interleaved
 
     struct noise_args:
         span out
