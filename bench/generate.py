@@ -21,7 +21,7 @@ import torch
 import transformers
 
 import lanewise
-from lanewise._measure import last_level_cache
+from lanewise._caches import last_level_cache
 from lanewise._rows import realistic
 from lanewise.compat.transformers import Sampler, installed
 

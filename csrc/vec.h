@@ -30,7 +30,9 @@
      v_unzip4(out, p): out[j] = p[j], p[4 + j], p[8 + j], ...
      vn n_none()  n_see(n, a, b)  n_any(n)      whether any of the vectors seen had a NaN
      weights: a weight is round_half_even(2^43 * e), e in [0, 1]
-     vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64 */
+     vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64
+     lines: 64 bytes of memory, to 64-byte aligned; what is streamed goes around the caches where the ISA can
+     line_stream(to, from)  line_stream_zero(to)  lines_streamed() before others may read it  line_prefetch(p) */
 #ifndef LANEWISE_VEC_H
 #define LANEWISE_VEC_H
 

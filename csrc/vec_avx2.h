@@ -302,3 +302,15 @@ INLINE void w_store(uint64_t *p, vf e) {
   _mm256_storeu_si256((__m256i *)(p + 8), weights4(_mm256_castps256_ps128(e.hi)));
   _mm256_storeu_si256((__m256i *)(p + 12), weights4(_mm256_extractf128_ps(e.hi, 1)));
 }
+
+INLINE void line_stream(void *to, const void *from) {
+  __m256i lo = _mm256_loadu_si256((const __m256i *)from), hi = _mm256_loadu_si256((const __m256i *)from + 1);
+  _mm256_stream_si256((__m256i *)to, lo);
+  _mm256_stream_si256((__m256i *)to + 1, hi);
+}
+INLINE void line_stream_zero(void *to) {
+  _mm256_stream_si256((__m256i *)to, _mm256_setzero_si256());
+  _mm256_stream_si256((__m256i *)to + 1, _mm256_setzero_si256());
+}
+INLINE void lines_streamed(void) { _mm_sfence(); }
+INLINE void line_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }

@@ -199,3 +199,8 @@ INLINE void w_store(uint64_t *p, vf e) {
   _mm512_storeu_si512(p, weights8(low_half(e)));
   _mm512_storeu_si512(p + 8, weights8(high_half(e)));
 }
+
+INLINE void line_stream(void *to, const void *from) { _mm512_stream_si512(to, _mm512_loadu_si512(from)); }
+INLINE void line_stream_zero(void *to) { _mm512_stream_si512(to, _mm512_setzero_si512()); }
+INLINE void lines_streamed(void) { _mm_sfence(); }
+INLINE void line_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }

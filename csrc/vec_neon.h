@@ -256,3 +256,19 @@ INLINE void w_store(uint64_t *p, vf e) {
     vst1q_u64(p + 4 * i + 2, weights2(vcvt_high_f64_f32(scaled)));
   }
 }
+
+/* C has no word for it, so it is written in assembly; and no fence: whoever hands the memory on orders it. */
+INLINE void stream32(void *to, uint8x16_t lo, uint8x16_t hi) {
+  __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(to), "w"(lo), "w"(hi) : "memory");
+}
+INLINE void line_stream(void *to, const void *from) {
+  const uint8_t *p = from;
+  stream32(to, vld1q_u8(p), vld1q_u8(p + 16));
+  stream32((char *)to + 32, vld1q_u8(p + 32), vld1q_u8(p + 48));
+}
+INLINE void line_stream_zero(void *to) {
+  stream32(to, vdupq_n_u8(0), vdupq_n_u8(0));
+  stream32((char *)to + 32, vdupq_n_u8(0), vdupq_n_u8(0));
+}
+INLINE void lines_streamed(void) {}
+INLINE void line_prefetch(const void *p) { __builtin_prefetch(p); }

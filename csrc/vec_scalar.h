@@ -254,3 +254,8 @@ WORD void w_store(uint64_t *p, vf e) {
     p[i] = weight1(e.f[i]);
   }
 }
+
+INLINE void line_stream(void *to, const void *from) { memcpy(to, from, 64); }
+INLINE void line_stream_zero(void *to) { memset(to, 0, 64); }
+INLINE void lines_streamed(void) {}
+INLINE void line_prefetch(const void *p) { (void)p; }

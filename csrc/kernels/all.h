@@ -41,6 +41,8 @@
 
 #include "apply.h"
 
+#include "moves.h"
+
 #include "side.h"
 
 #include "move_kv.h"

@@ -16,6 +16,16 @@ from .filters import (
     top_p_mask,
     top_p_renorm,
 )
+from .moves import (
+    copy_blocks,
+    gather_blocks,
+    get_stream_threshold,
+    permute_blocks,
+    scatter_blocks,
+    set_stream_threshold,
+    swap_blocks,
+    zero_blocks,
+)
 from .params import SamplingParams
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
@@ -38,10 +48,13 @@ __all__ = [
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "copy_blocks",
     "decode_attention",
     "extend_attention",
+    "gather_blocks",
     "gather_kv",
     "get_num_threads",
+    "get_stream_threshold",
     "info",
     "log_softmax",
     "logprobs",
@@ -49,13 +62,17 @@ __all__ = [
     "merge_state",
     "merge_states",
     "min_p_mask",
+    "permute_blocks",
     "relayout",
     "sample",
     "sample_from_probs",
     "sample_n",
     "scale",
+    "scatter_blocks",
     "set_num_threads",
+    "set_stream_threshold",
     "softmax",
+    "swap_blocks",
     "top_k",
     "top_k_mask",
     "top_k_renorm",
@@ -65,4 +82,5 @@ __all__ = [
     "use",
     "using",
     "verify",
+    "zero_blocks",
 ]

@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 import lanewise
 
 from . import _numpy_way, _ops
+from ._caches import last_level_cache
 
 Call = Callable[[np.ndarray], Any]
 Ready = Callable[[int], Call]  # of a vocabulary size: allocates what the call writes to
@@ -124,12 +124,6 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 # ---- rows ----
-
-
-def last_level_cache() -> int:
-    """Bytes, or what many machines have where the system does not say."""
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    return max((int(size.read_text().rstrip("K\n")) << 10 for size in sizes), default=32 << 20)
 
 
 def cold_rows(rows: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ cdef extern from "ops.h":
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
         OP_attend, OP_attend_merge, OP_merge_states
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
+        OP_move_blocks, OP_zero_blocks
         OP_read_max, OP_read_exp, OP_copy
         OP_move_kv, OP_check_kv
         OP_COUNT
@@ -122,6 +123,14 @@ cdef extern from "ops.h":
         side from_ "from"
         side to
         int64_t layers, heads, from_tokens, to_tokens, rotary, interleaved
+
+    struct move_args:
+        span src, dst, sources, targets, sizes
+        int64_t rows, first_row, cols
+        int64_t together, bytes, layers
+        int64_t src_at, src_block, src_layer
+        int64_t dst_at, dst_block, dst_layer
+        int64_t stream
 
     struct noise_args:
         span out

@@ -642,3 +642,16 @@ def merge_states(v: np.ndarray, s: np.ndarray, *, lse_base: str = "e") -> tuple[
         lse = (top + np.log(total)) / unit
     empty = top == -np.inf
     return np.where(empty[..., None], 0, out), np.where(empty, -np.inf, lse)
+
+
+# ---- blocks ----
+
+
+def move_blocks(
+    source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int
+) -> NDArray[Any]:
+    """`target` after block i of `source` has become block j, for all pairs (i, j): all are read, then all are written."""
+    moved, before = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
+    for i, j in pairs:
+        moved[j] = before[i]
+    return np.moveaxis(moved, 0, axis)
