@@ -155,6 +155,64 @@ struct move_args {
   int64_t stream; /* runs of some length go around the caches */
 };
 
+/* What a query sees of its sequence: the keys lo .. hi - 1, itself standing at `position` among them. `states` is where
+   the states of its chunks begin, if it is worked on in pieces; else -1. */
+struct attend_query {
+  int64_t lo, hi, position, states;
+};
+
+/* Some queries of one row of the table, some heads of one group, some chunks: no more than ATTEND_ROWS (query, head)
+   pairs. */
+struct attend_task {
+  int64_t table_row, kv_head;
+  int64_t first_query, queries, first_head, heads;
+  int64_t first_chunk, end_chunk;
+};
+
+enum { ATTEND_CHUNK = 256, ATTEND_ROWS = 32 };
+enum { ATTEND_MASK_NONE, ATTEND_MASK_BOOL, ATTEND_MASK_ADDED };
+
+/* rows are tasks for attend, queries for attend_merge. A state is the maximum of a chunk's scores, the sum of its
+   exponentials and the v_width sums of values weighted by them, one for each query head. */
+struct attend_args {
+  struct span q, k, v;            /* q float32[queries][heads][k.dim]; k and v as the sides say */
+  struct span k_scales, v_scales; /* of int8: scale and zero, float32 */
+  struct span table;              /* int64[..][table_stride]: block ids; below 0 hides the block's keys */
+  struct span queries, tasks;     /* attend_query[], attend_task[] */
+  struct span mask;               /* bytes or float32, key after key */
+  struct span slopes, sinks;      /* float32[heads], or none */
+  struct span out, lse;           /* float32[queries][heads][v.dim]; float32[queries][heads] or none */
+  struct span states;             /* float32[..][heads][2 + v_width] */
+  int64_t rows, first_row;
+  int64_t heads, block_size, table_stride;
+  struct side key, value;
+  int64_t mask_kind, mask_query, mask_head; /* bytes from a query's to the next's, from a head's to the next's */
+  double scale, soft_cap, lse_unit;         /* soft_cap 0: none; lse is in natural logarithms times lse_unit */
+};
+
+/* Outputs over parts of the keys, joined by their logarithms of sums: rows of `states` outputs each. Strides are in
+   floats. out may be the values of a state where each row has one place for both. */
+struct merge_args {
+  struct span values, lse, out, out_lse; /* float32; out[rows][width], out_lse[rows] or none */
+  int64_t rows, first_row, states, width;
+  int64_t value_row, value_state, lse_row, lse_state;
+  double lse_unit; /* as in attend_args */
+};
+
+/* Rows of keys or values: item i moves the row of each layer and head from slot sources[i] to slot targets[i]; without
+   slots, from or to slot i; what has one below 0 is skipped. A slot is block * tokens of a block + token. Pair p of the
+   first `rotary` elements is turned by cos and sin [positions[i]][p]: elements p and p + rotary / 2, or neighbours. */
+struct kv_args {
+  struct span src, dst, src_scales, dst_scales; /* what the sides stride over */
+  struct span sources, targets;                 /* int64[first_row + rows] or none */
+  struct span cos, sin, positions;              /* float32[][rotary / 2], int64[first_row + rows] */
+  struct span status;                           /* of check_kv: int64[first_row + rows] */
+  int64_t rows, first_row, cols;                /* cols is dim */
+  struct side from, to;
+  int64_t layers, heads, from_tokens, to_tokens;
+  int64_t rotary, interleaved; /* rotary 0: none */
+};
+
 /* out[i] for the ids or counters i = first .. first + cols - 1 */
 struct noise_args {
   struct span out;

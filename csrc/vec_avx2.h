@@ -48,6 +48,41 @@ INLINE __m256 bf16x8(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 INLINE vf v_load_bf16(const uint16_t *p) { return vf2(bf16x8(p), bf16x8(p + 8)); }
+INLINE __m256 quiet8(__m256 v) { /* NaNs to the one */
+  return _mm256_blendv_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+INLINE void v_store_f16(uint16_t *p, vf a) {
+  _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(quiet8(a.lo), _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(quiet8(a.hi), _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE __m256i bf16_bits8(__m256 v) {
+  __m256i u = _mm256_castps_si256(quiet8(v)), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+}
+INLINE void v_store_bf16(uint16_t *p, vf a) {
+  __m256i halves = _mm256_packus_epi32(bf16_bits8(a.lo), bf16_bits8(a.hi));
+  _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(halves, 0xD8));
+}
+INLINE void v_store_i8(int8_t *p, vf a) {
+  __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  words = _mm256_permute4x64_epi64(words, 0xD8);
+  __m128i codes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)p, codes);
+}
+INLINE __m256 i8x8(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf v_load_i8(const int8_t *p) { return vf2(i8x8(p), i8x8(p + 8)); }
+
+INLINE vf v_twice(const float *p) { return vf2(_mm256_loadu_ps(p), _mm256_loadu_ps(p)); }
+INLINE vf v_pair(const float *a, const float *b) { return vf2(_mm256_loadu_ps(a), _mm256_loadu_ps(b)); }
+INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) {
+  return vf2(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)a)),
+             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)b)));
+}
+INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) { return vf2(bf16x8(a), bf16x8(b)); }
+INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) { return vf2(i8x8(a), i8x8(b)); }
+INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 
 INLINE vf v_add(vf a, vf b) { return vf2(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)); }
 INLINE vf v_sub(vf a, vf b) { return vf2(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)); }
@@ -187,6 +222,42 @@ INLINE float v_sum_across(vf a) {
   __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* Of two vectors, lanes i and i + 2 of each four added, those of a before those of b. */
+INLINE __m256 add_apart(__m256 a, __m256 b) {
+  return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+}
+INLINE __m256 sum_fours(__m256 a, __m256 b, __m256 c, __m256 d) {
+  __m256d ab = _mm256_castps_pd(add_apart(a, b)), cd = _mm256_castps_pd(add_apart(c, d));
+  return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+}
+INLINE void v_sum_eights(float *p, const vf *r) {
+  __m256 lo = sum_fours(r[0].lo, r[1].lo, r[2].lo, r[3].lo), hi = sum_fours(r[0].hi, r[1].hi, r[2].hi, r[3].hi);
+  _mm256_storeu_ps(p, _mm256_add_ps(_mm256_permute2f128_ps(lo, hi, 0x20), _mm256_permute2f128_ps(lo, hi, 0x31)));
+}
+/* Transposes of 4 by 4: within the halves of registers, once the four fours of a half are what it needs. */
+INLINE void unzip8(__m256 *out, const float *p, const float *q) {
+  __m256 a[4], b[4];
+  for (int i = 0; i < 4; i++) {
+    a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + 4 * i)), _mm_loadu_ps(q + 4 * i), 1);
+  }
+  b[0] = _mm256_unpacklo_ps(a[0], a[2]);
+  b[1] = _mm256_unpackhi_ps(a[0], a[2]);
+  b[2] = _mm256_unpacklo_ps(a[1], a[3]);
+  b[3] = _mm256_unpackhi_ps(a[1], a[3]);
+  out[0] = _mm256_unpacklo_ps(b[0], b[2]);
+  out[1] = _mm256_unpackhi_ps(b[0], b[2]);
+  out[2] = _mm256_unpacklo_ps(b[1], b[3]);
+  out[3] = _mm256_unpackhi_ps(b[1], b[3]);
+}
+INLINE void v_unzip4(vf out[4], const float *p) {
+  __m256 lo[4], hi[4];
+  unzip8(lo, p, p + 16);
+  unzip8(hi, p + 32, p + 48);
+  for (int i = 0; i < 4; i++) {
+    out[i] = vf2(lo[i], hi[i]);
+  }
 }
 
 /* Lanes i and i + 4 of rows a, b, then i and i + 2 with a second pair, then neighbours with two more pairs:

@@ -23,6 +23,40 @@ INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si
 INLINE vf v_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
+INLINE __m512 quiet16(__m512 v) { /* NaNs to the one */
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v,
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+INLINE void v_store_f16(uint16_t *p, vf a) {
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(quiet16(a), _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE void v_store_bf16(uint16_t *p, vf a) {
+  __m512i u = _mm512_castps_si512(quiet16(a)), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  u = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(u));
+}
+INLINE void v_store_i8(int8_t *p, vf a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a))); }
+INLINE vf v_load_i8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+INLINE vf v_twice(const float *p) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(p)); }
+INLINE vf v_pair(const float *a, const float *b) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(a)), _mm256_loadu_ps(b), 1);
+}
+INLINE __m256i pair16(const void *a, const void *b) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)),
+                                 _mm_loadu_si128((const __m128i *)b), 1);
+}
+INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) { return _mm512_cvtph_ps(pair16(a, b)); }
+INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(pair16(a, b)), 16));
+}
+INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) {
+  __m128i ab = _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)a), _mm_loadl_epi64((const __m128i *)b));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(ab));
+}
+INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 
 INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
@@ -96,6 +130,34 @@ INLINE float v_sum_across(vf a) {
   __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* Of two vectors, lanes i and i + 2 of each four added, those of a before those of b. */
+INLINE vf add_apart(vf a, vf b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }
+INLINE void v_sum_eights(float *p, const vf *r) {
+  __m512d ab = _mm512_castps_pd(add_apart(r[0], r[1])), cd = _mm512_castps_pd(add_apart(r[2], r[3]));
+  vf fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  vf eights = _mm512_add_ps(fours, _mm512_shuffle_f32x4(fours, fours, 0xB1));
+  _mm256_storeu_ps(p, low_half(_mm512_shuffle_f32x4(eights, eights, 0x88)));
+}
+/* A transpose of 4 by 4 quarters, then one within each of them. */
+INLINE void v_unzip4(vf out[4], const float *p) {
+  vf a[4], c[4];
+  for (int i = 0; i < 2; i++) {
+    vf front = v_load(p + 32 * i), back = v_load(p + 32 * i + LANES);
+    a[i] = _mm512_shuffle_f32x4(front, back, 0x88);
+    a[i + 2] = _mm512_shuffle_f32x4(front, back, 0xDD);
+  }
+  for (int i = 0; i < 2; i++) {
+    c[i] = _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88);
+    c[i + 2] = _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xDD);
+  }
+  vf even_low = _mm512_unpacklo_ps(c[0], c[2]), even_high = _mm512_unpackhi_ps(c[0], c[2]);
+  vf odd_low = _mm512_unpacklo_ps(c[1], c[3]), odd_high = _mm512_unpackhi_ps(c[1], c[3]);
+  out[0] = _mm512_unpacklo_ps(even_low, odd_low);
+  out[1] = _mm512_unpackhi_ps(even_low, odd_low);
+  out[2] = _mm512_unpacklo_ps(even_high, odd_high);
+  out[3] = _mm512_unpackhi_ps(even_high, odd_high);
 }
 
 /* The halving order over sixteen rows: i and i + 8 of two rows, i and i + 4 of four, i and i + 2 of eight,

@@ -37,6 +37,47 @@ INLINE void v_store_n(float *p, size_t n, vf a) {
 }
 INLINE vf v_load_f16(const uint16_t *p) { QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
 INLINE vf v_load_bf16(const uint16_t *p) { QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
+INLINE float32x4_t quiet4(float32x4_t v) { /* NaNs to the one */
+  return vbslq_f32(vceqq_f32(v, v), v, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000u)));
+}
+INLINE void v_store_f16(uint16_t *p, vf a) {
+  for (int i = 0; i < 4; i++) {
+    vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(quiet4(a.q[i]))));
+  }
+}
+INLINE void v_store_bf16(uint16_t *p, vf a) {
+  for (int i = 0; i < 4; i++) {
+    uint32x4_t u = vreinterpretq_u32_f32(quiet4(a.q[i])), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    vst1_u16(p + 4 * i, vshrn_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16));
+  }
+}
+INLINE void v_store_i8(int8_t *p, vf a) {
+  for (int i = 0; i < 2; i++) {
+    int16x4_t front = vmovn_s32(vcvtq_s32_f32(a.q[2 * i])), back = vmovn_s32(vcvtq_s32_f32(a.q[2 * i + 1]));
+    vst1_s8(p + 8 * i, vmovn_s16(vcombine_s16(front, back)));
+  }
+}
+INLINE void i8_to_f32(float32x4_t *out, int8x8_t a) {
+  int16x8_t wide = vmovl_s8(a);
+  out[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+  out[1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide)));
+}
+INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) {
+  vf r;
+  i8_to_f32(r.q, vld1_s8(a));
+  i8_to_f32(r.q + 2, vld1_s8(b));
+  return r;
+}
+INLINE vf v_load_i8(const int8_t *p) { return v_pair_i8(p, p + 8); }
+INLINE vf v_pair(const float *a, const float *b) { QUARTERS(vf, vld1q_f32((i < 2 ? a : b) + i % 2 * 4)); }
+INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) {
+  QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((i < 2 ? a : b) + i % 2 * 4))));
+}
+INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
+  QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((i < 2 ? a : b) + i % 2 * 4), 16)));
+}
+INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
 
 INLINE vf v_add(vf a, vf b) { QUARTERS(vf, vaddq_f32(a.q[i], b.q[i])); }
 INLINE vf v_sub(vf a, vf b) { QUARTERS(vf, vsubq_f32(a.q[i], b.q[i])); }
@@ -166,6 +207,26 @@ INLINE float32x4_t max_rows4(const vf *r) {
   float32x4_t a = max_pair(max_to_four(r[0]), max_to_four(r[1]));
   float32x4_t b = max_pair(max_to_four(r[2]), max_to_four(r[3]));
   return max4(vuzp1q_f32(a, b), vuzp2q_f32(a, b));
+}
+/* Of two vectors, lanes i and i + 2 added, those of a before those of b. */
+INLINE float64x2_t add_apart(float32x4_t a, float32x4_t b) {
+  return vreinterpretq_f64_f32(vaddq_f32(vzip1q_f32(a, b), vzip2q_f32(a, b)));
+}
+INLINE float32x4_t sum_fours(const vf *r, int quarter) {
+  float64x2_t ab = add_apart(r[0].q[quarter], r[1].q[quarter]), cd = add_apart(r[2].q[quarter], r[3].q[quarter]);
+  return vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(ab, cd)), vreinterpretq_f32_f64(vzip2q_f64(ab, cd)));
+}
+INLINE void v_sum_eights(float *p, const vf *r) {
+  vst1q_f32(p, vaddq_f32(sum_fours(r, 0), sum_fours(r, 1)));
+  vst1q_f32(p + 4, vaddq_f32(sum_fours(r, 2), sum_fours(r, 3)));
+}
+INLINE void v_unzip4(vf out[4], const float *p) {
+  for (int i = 0; i < 4; i++) {
+    float32x4x4_t four = vld4q_f32(p + LANES * i);
+    for (int j = 0; j < 4; j++) {
+      out[j].q[i] = four.val[j];
+    }
+  }
 }
 enum { ROWS = 8 };
 INLINE void v_max_rows(float *p, const vf *r) {

@@ -74,6 +74,48 @@ INLINE void v_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
 INLINE void v_store_n(float *p, size_t n, vf a) { memcpy(p, &a, n * sizeof *p); }
 WORD vf v_load_f16(const uint16_t *p) { EACH(vf, f, half_to_float(p[i])); }
 WORD vf v_load_bf16(const uint16_t *p) { EACH(vf, f, bits_to_float((uint32_t)p[i] << 16)); }
+INLINE uint16_t float_to_half(float f) {
+  uint32_t u = float_to_bits(f), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
+  if (rest > 0x7f800000u) {
+    return 0x7e00u;
+  }
+  if (rest >= 0x477ff000u) { /* from 65520 on the nearest is an infinity */
+    return (uint16_t)(sign | 0x7c00u);
+  }
+  if (rest < 0x38800000u) { /* a subnormal: adding 0.5 rounds to its unit, 2^-24 */
+    return (uint16_t)(sign | (float_to_bits(bits_to_float(rest) + 0.5f) - float_to_bits(0.5f)));
+  }
+  return (uint16_t)(sign | (rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13);
+}
+INLINE uint16_t float_to_bf16(float f) {
+  uint32_t u = float_to_bits(f);
+  return (uint16_t)(f != f ? 0x7fc0u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+WORD void v_store_f16(uint16_t *p, vf a) {
+  for (int i = 0; i < LANES; i++) {
+    p[i] = float_to_half(a.f[i]);
+  }
+}
+WORD void v_store_bf16(uint16_t *p, vf a) {
+  for (int i = 0; i < LANES; i++) {
+    p[i] = float_to_bf16(a.f[i]);
+  }
+}
+WORD void v_store_i8(int8_t *p, vf a) {
+  for (int i = 0; i < LANES; i++) {
+    p[i] = (int8_t)a.f[i];
+  }
+}
+WORD vf v_load_i8(const int8_t *p) { EACH(vf, f, (float)p[i]); }
+
+WORD vf v_pair(const float *a, const float *b) { EACH(vf, f, i < 8 ? a[i] : b[i - 8]); }
+WORD vf v_pair_f16(const uint16_t *a, const uint16_t *b) { EACH(vf, f, half_to_float(i < 8 ? a[i] : b[i - 8])); }
+WORD vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
+  EACH(vf, f, bits_to_float((uint32_t)(i < 8 ? a[i] : b[i - 8]) << 16));
+}
+WORD vf v_pair_i8(const int8_t *a, const int8_t *b) { EACH(vf, f, (float)(i < 8 ? a[i] : b[i - 8])); }
+INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE void prefetch(const void *p) { (void)p; }
 
 WORD vf v_add(vf a, vf b) { EACH(vf, f, a.f[i] + b.f[i]); }
 WORD vf v_sub(vf a, vf b) { EACH(vf, f, a.f[i] - b.f[i]); }
@@ -179,6 +221,17 @@ enum { ROWS = 8 };
 WORD void v_max_rows(float *p, const vf *r) {
   for (int i = 0; i < ROWS; i++) {
     p[i] = v_max_across(r[i]);
+  }
+}
+WORD void v_sum_eights(float *p, const vf *r) {
+  for (int i = 0; i < 8; i++) {
+    const float *f = r[i % 4].f + i / 4 * 8;
+    p[i] = ((f[0] + f[2]) + (f[1] + f[3])) + ((f[4] + f[6]) + (f[5] + f[7]));
+  }
+}
+WORD void v_unzip4(vf out[4], const float *p) {
+  for (int i = 0; i < 4 * LANES; i++) {
+    out[i % 4].f[i / 4] = p[i];
   }
 }
 

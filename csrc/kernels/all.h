@@ -43,4 +43,14 @@
 
 #include "moves.h"
 
+#include "side.h"
+
+#include "move_kv.h"
+
+#include "products.h"
+
+#include "attend.h"
+
+#include "merge.h"
+
 #include "floors.h"

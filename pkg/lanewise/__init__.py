@@ -3,6 +3,7 @@
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
+from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states
 from .drawing import sample_from_probs, sample_n, verify
 from .errors import BlockError, DamagedSaveError, InvalidLogitsError, OutOfBlocksError
 from .filters import (
@@ -34,6 +35,7 @@ from .scoring import Logprobs, logprobs
 from .sequence import Sequence
 from .state import SampleState
 from .stream import Stream
+from .transfer import append_kv, gather_kv, relayout
 from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
@@ -41,6 +43,7 @@ __all__ = [
     "BlockError",
     "BlockPool",
     "DamagedSaveError",
+    "AttentionPlan",
     "InvalidLogitsError",
     "Logprobs",
     "OutOfBlocksError",
@@ -52,20 +55,27 @@ __all__ = [
     "Sequence",
     "Stream",
     "Support",
+    "append_kv",
     "apply_bias",
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
     "copy_blocks",
+    "decode_attention",
+    "extend_attention",
     "gather_blocks",
+    "gather_kv",
     "get_num_threads",
     "get_stream_threshold",
     "info",
     "log_softmax",
     "logprobs",
     "logsumexp",
+    "merge_state",
+    "merge_states",
     "min_p_mask",
     "permute_blocks",
+    "relayout",
     "sample",
     "sample_from_probs",
     "sample_n",

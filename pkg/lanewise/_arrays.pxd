@@ -17,6 +17,7 @@ cdef object logits_rows(object x, rows_t *r, str name)
 
 cpdef object as_array(object x, str name)
 cdef bint is_bfloat16(object dtype)
+cdef object readable(object x, str name)  # aligned, native, float32, float16 or BFLOAT16, the last axis adjacent
 
 cdef span whole(cnp.ndarray a)       # all of a C-contiguous array
 cdef span rows_span(rows_t *r)

@@ -8,9 +8,11 @@ cdef extern from "ops.h":
         OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
+        OP_attend, OP_attend_merge, OP_merge_states
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_move_blocks, OP_zero_blocks
         OP_read_max, OP_read_exp, OP_copy
+        OP_move_kv, OP_check_kv
         OP_COUNT
 
     enum:
@@ -90,6 +92,37 @@ cdef extern from "ops.h":
         int64_t rows, first_row, cols, dtype
         int64_t x_stride, mask_kind, mask_stride, mask_width
         int64_t bias_dense, bias_stride, top_n, ids_width, ids_step, force_exact
+
+    struct attend_query:
+        int64_t lo, hi, position, states
+
+    struct attend_task:
+        int64_t table_row, kv_head, first_query, queries, first_head, heads, first_chunk, end_chunk
+
+    enum:
+        ATTEND_CHUNK, ATTEND_ROWS
+        ATTEND_MASK_NONE, ATTEND_MASK_BOOL, ATTEND_MASK_ADDED
+
+    struct attend_args:
+        span q, k, v, k_scales, v_scales, table, queries, tasks, mask, slopes, sinks, out, lse, states
+        int64_t rows, first_row, heads, block_size, table_stride
+        side key, value
+        int64_t mask_kind, mask_query, mask_head
+        double scale, soft_cap, lse_unit
+
+    struct merge_args:
+        span values, lse, out, out_lse
+        int64_t rows, first_row, states, width
+        int64_t value_row, value_state, lse_row, lse_state
+        double lse_unit
+
+    struct kv_args:
+        span src, dst, src_scales, dst_scales
+        span sources, targets, cos, sin, positions, status
+        int64_t rows, first_row, cols
+        side from_ "from"
+        side to
+        int64_t layers, heads, from_tokens, to_tokens, rotary, interleaved
 
     struct move_args:
         span src, dst, sources, targets, sizes

@@ -570,10 +570,86 @@ def score(
     }
 
 
+# ---- attention ----
+
+
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of one sequence: q (queries, heads, D), its last tokens; k, v (keys, kv_heads, D). Gives out and lse, in float64.
+
+    No keys: 0 and -inf. What a query does not see is not looked at.
+    """
+    queries, heads, dim = q.shape
+    keys, kv_heads, _ = k.shape
+    position = keys - queries + np.arange(queries)
+    out, lse = np.zeros((queries, heads, v.shape[-1])), np.full((queries, heads), -np.inf)
+    for i in range(queries):
+        seen = np.arange(keys) <= (position[i] if causal else keys)
+        if window is not None:
+            seen &= np.arange(keys) >= position[i] - window
+        for h in range(heads):
+            own = seen.copy()
+            at = np.arange(keys)
+            added = np.zeros(keys)
+            if mask is not None:
+                row = np.broadcast_to(mask[..., :keys], (queries, keys) if mask.ndim < 3 else (queries, heads, keys))[i]
+                row = row[h] if mask.ndim == 3 else row
+                own &= row if row.dtype == bool else row != -np.inf
+                added = added if row.dtype == bool else row.astype(np.float64)
+            at = at[own]
+            kv = h // (heads // kv_heads)
+            with np.errstate(all="ignore"):
+                score = k[at, kv].astype(np.float64) @ q[i, h].astype(np.float64)
+                score *= 1 / np.sqrt(dim) if scale is None else scale
+                if soft_cap:
+                    score = soft_cap * np.tanh(score / soft_cap)
+                if slopes is not None:
+                    score += np.float64(slopes[h]) * (at - position[i])
+                score += added[at]
+                sink = [] if sinks is None else [np.float64(sinks[h])]
+                every = np.concatenate([score, sink])
+                if not every.size or every.max() == -np.inf:
+                    continue
+                top = every.max()
+                weights = np.exp(score - top)
+                total = np.exp(every - top).sum()
+                out[i, h] = weights @ v[at, kv].astype(np.float64) / total
+                lse[i, h] = top + np.log(total)
+    return out, lse
+
+
+def merge_states(v: np.ndarray, s: np.ndarray, *, lse_base: str = "e") -> tuple[np.ndarray, np.ndarray]:
+    """v (L, parts, heads, D), s (L, parts, heads); a part with lse -inf is not looked at."""
+    unit = 1.0 if lse_base == "e" else np.log(2.0)
+    s = s.astype(np.float64) * unit
+    with np.errstate(all="ignore"):
+        top = s.max(1)
+        weights = np.where(s == -np.inf, 0, np.exp(s - top[:, None]))
+        total = weights.sum(1)
+        part = np.where(s[..., None] == -np.inf, 0, v.astype(np.float64))
+        out = (part * weights[..., None]).sum(1) / total[..., None]
+        lse = (top + np.log(total)) / unit
+    empty = top == -np.inf
+    return np.where(empty[..., None], 0, out), np.where(empty, -np.inf, lse)
+
+
 # ---- blocks ----
 
 
-def move_blocks(source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int) -> NDArray[Any]:
+def move_blocks(
+    source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int
+) -> NDArray[Any]:
     """`target` after block i of `source` has become block j, for all pairs (i, j): all are read, then all are written."""
     moved, before = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
     for i, j in pairs:

@@ -9,6 +9,11 @@ static inline __m512d emulated_cvtps_pd(__m256 a) {
   return _mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1);
 }
 
+static inline __m512i emulated_cvtepi8_epi32(__m128i a) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi8_epi32(a)),
+                            _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)), 1);
+}
+
 static inline void emulated_mask_storeu_ps(float *p, __mmask16 mask, __m512 a) {
   float lane[16];
   _mm512_storeu_ps(lane, a);
@@ -31,5 +36,6 @@ static inline __m512 emulated_mask_loadu_ps(__m512 a, __mmask16 mask, const floa
 #undef _mm512_mask_loadu_ps
 #undef _mm512_mask_storeu_ps
 #define _mm512_cvtps_pd emulated_cvtps_pd
+#define _mm512_cvtepi8_epi32 emulated_cvtepi8_epi32
 #define _mm512_mask_loadu_ps emulated_mask_loadu_ps
 #define _mm512_mask_storeu_ps emulated_mask_storeu_ps

@@ -1,0 +1,530 @@
+/* Attention of queries over cached keys and values: softmax(scale q K') V, in one pass (Milakov & Gimelshein, arXiv
+   1805.02867; Dao et al., FlashAttention, arXiv 2205.14135; Kwon et al., PagedAttention, arXiv 2309.06180).
+
+   Keys are cut into chunks of ATTEND_CHUNK by their absolute position. A chunk gives each of a tile's rows (a row is a
+   query with one of its heads) a state: the maximum m of its scores, the sum of exp(score - m), and the values summed
+   with these weights. States are joined in the order of chunks. Every number is computed in one order, whatever rows
+   share a tile, blocks hold the keys and tasks share the work: a dot product in eight lanes along head_dim, then
+   across; a weighted sum key by key; what is added for a key that a row does not see is 0, so it does not matter which
+   of those are met. Four rows at a time share what is loaded of a key or value, so a group's heads read it once. */
+
+/* ---- tanh ---- */
+
+/* Cephes' tanhf (Moshier): an odd polynomial near 0, where exp would cancel; a NaN stays one. */
+INLINE vf v_tanh(vf x) {
+  vf z = v_mul(x, x), p = v_set1(-5.70498872745e-3f);
+  p = v_fma(p, z, v_set1(2.06390887954e-2f));
+  p = v_fma(p, z, v_set1(-5.37397155531e-2f));
+  p = v_fma(p, z, v_set1(1.33314422036e-1f));
+  p = v_fma(p, z, v_set1(-3.33332819422e-1f));
+  vf near = v_fma(v_mul(p, z), x, x);
+  vf size = v_max(x, v_sub(v_set1(0.0f), x));
+  vf e = v_exp(v_mul(v_min(size, v_set1(10.0f)), v_set1(2.0f))); /* from 10 on it is 1 */
+  vf far = v_sub(v_set1(1.0f), v_div(v_set1(2.0f), v_add(e, v_set1(1.0f))));
+  far = v_select(v_gt(v_set1(0.0f), x), v_sub(v_set1(0.0f), far), far);
+  return v_select(v_unord(x, x), x, v_select(v_gt(v_set1(0.625f), size), near, far));
+}
+
+/* ---- a tile ---- */
+
+/* What a task works with; arrays lie in the scratch. Widths are head_dims up to whole vectors. */
+struct tile {
+  const struct attend_args *a;
+  const struct attend_task *task;
+  size_t rows, k_width, v_width;
+  int64_t lo[ATTEND_ROWS], hi[ATTEND_ROWS]; /* what each row sees */
+  int64_t first, end, all_from, all_to;     /* what any row sees, what all rows see */
+  int k_direct, v_direct;                   /* whether the products can read keys, values as they lie */
+  float *q, *q_sums;                        /* [rows][k_width], and the sum of each row */
+  float *scores;                            /* [rows][ATTEND_CHUNK]; then weights */
+  float *maxima;                            /* [rows][LANES] */
+  float *m, *sums, *values;                 /* a chunk's states: [rows], [rows], [rows][v_width] */
+  float *all_m, *all_sums, *all_values;     /* those of all chunks so far */
+  float *wide;                              /* SOME_KEYS keys or values made float32 */
+  float *zeros;                             /* a key or value that stands where there is none */
+  struct keys {
+    bytes k[ATTEND_CHUNK], v[ATTEND_CHUNK];
+    float k_scale[ATTEND_CHUNK], k_zero[ATTEND_CHUNK], v_scale[ATTEND_CHUNK], v_zero[ATTEND_CHUNK]; /* of int8 */
+    uint16_t holes[ATTEND_CHUNK / LANES]; /* a bit for each key that is in no block */
+    int64_t start;                        /* position of the first */
+    size_t from, to;                      /* those that any row sees, out to whole vectors */
+  } *now, *next;
+};
+
+INLINE int64_t query_of(const struct tile *t, size_t row) {
+  return t->task->first_query + (int64_t)row / t->task->heads;
+}
+INLINE int64_t head_of(const struct tile *t, size_t row) { return t->task->first_head + (int64_t)row % t->task->heads; }
+INLINE size_t whole_vectors(int64_t dim) { return ((size_t)dim + LANES - 1) / LANES * LANES; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+INLINE float *carve(char **scratch, size_t floats) {
+  float *p = (float *)*scratch;
+  *scratch += (floats * sizeof(float) + 63) / 64 * 64;
+  return p;
+}
+
+INLINE int is_direct(const struct side *s, size_t rows) {
+  return s->chunk == s->dim && s->dim % LANES == 0 && (s->dtype == DTYPE_F32 || rows <= FOUR);
+}
+
+static void set_out(struct tile *t, const struct attend_args *a, const struct attend_task *task, char *scratch) {
+  const struct attend_query *queries = (const struct attend_query *)a->queries.ptr + task->first_query;
+  t->a = a;
+  t->task = task;
+  t->rows = (size_t)(task->queries * task->heads);
+  t->k_width = whole_vectors(a->key.dim);
+  t->v_width = whole_vectors(a->value.dim);
+  t->k_direct = is_direct(&a->key, t->rows);
+  t->v_direct = is_direct(&a->value, t->rows);
+  size_t rows = t->rows, wider = t->k_width > t->v_width ? t->k_width : t->v_width;
+  t->q = carve(&scratch, rows * t->k_width);
+  t->q_sums = carve(&scratch, rows);
+  t->scores = carve(&scratch, rows * ATTEND_CHUNK);
+  t->maxima = carve(&scratch, rows * LANES);
+  t->m = carve(&scratch, rows);
+  t->sums = carve(&scratch, rows);
+  t->values = carve(&scratch, rows * t->v_width);
+  t->all_m = carve(&scratch, rows);
+  t->all_sums = carve(&scratch, rows);
+  t->all_values = carve(&scratch, rows * t->v_width);
+  t->wide = carve(&scratch, SOME_KEYS * wider);
+  t->zeros = carve(&scratch, wider);
+  t->now = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
+  t->next = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
+  fill(t->zeros, wider, 0.0f);
+  fill(t->all_m, rows, -INFINITY);
+  fill(t->all_sums, rows, 0.0f);
+  fill(t->all_values, rows * t->v_width, 0.0f);
+  t->first = t->all_from = queries->lo;
+  t->end = t->all_to = queries->hi;
+  for (int64_t i = 1; i < task->queries; i++) {
+    t->first = least(t->first, queries[i].lo);
+    t->end = most(t->end, queries[i].hi);
+    t->all_from = most(t->all_from, queries[i].lo);
+    t->all_to = least(t->all_to, queries[i].hi);
+  }
+  for (size_t r = 0; r < rows; r++) {
+    const struct attend_query *query = queries + (int64_t)r / task->heads;
+    t->lo[r] = query->lo;
+    t->hi[r] = query->hi;
+    const float *q = (const float *)a->q.ptr + (query_of(t, r) * a->heads + head_of(t, r)) * a->key.dim;
+    float *to = t->q + r * t->k_width;
+    fill(to, t->k_width, 0.0f);
+    memcpy(to, q, (size_t)a->key.dim * sizeof *q);
+    vf sum = v_set1(0.0f);
+    for (size_t d = 0; d < t->k_width; d += LANES) {
+      sum = v_add(sum, v_load(to + d));
+    }
+    t->q_sums[r] = v_sum_across(sum);
+  }
+}
+
+/* ---- where a chunk's keys and values are ---- */
+
+INLINE void scales_at(const struct span *scales, const struct side *s, int64_t block, int64_t head, int64_t token,
+                      float *scale, float *zero) {
+  bytes p = (bytes)scales->ptr + block * s->scale_block + head * s->scale_head + token * s->scale_token;
+  memcpy(scale, p, sizeof *scale);
+  memcpy(zero, p + sizeof *scale, sizeof *zero);
+}
+
+INLINE void no_key(const struct tile *t, struct keys *keys, size_t i) {
+  keys->k[i] = keys->v[i] = (bytes)t->zeros;
+  keys->k_scale[i] = keys->k_zero[i] = keys->v_scale[i] = keys->v_zero[i] = 0.0f;
+}
+
+static void find_keys(const struct tile *t, struct keys *keys, int64_t chunk) {
+  const struct attend_args *a = t->a;
+  const struct side *k = &a->key, *v = &a->value;
+  const int64_t *blocks = (const int64_t *)a->table.ptr + t->task->table_row * a->table_stride;
+  int64_t head = t->task->kv_head, start = chunk * ATTEND_CHUNK;
+  int64_t first = most(t->first - start, 0), end = least(t->end - start, ATTEND_CHUNK);
+  keys->start = start;
+  keys->from = keys->to = 0;
+  if (first >= end) {
+    return;
+  }
+  keys->from = (size_t)first / LANES * LANES;
+  keys->to = whole_vectors(end);
+  memset(keys->holes, 0, sizeof keys->holes);
+  for (size_t i = keys->from; i < (size_t)first; i++) {
+    no_key(t, keys, i);
+  }
+  for (size_t i = (size_t)end; i < keys->to; i++) {
+    no_key(t, keys, i);
+  }
+  for (int64_t i = first; i < end;) {
+    int64_t ordinal = (start + i) / a->block_size, token = start + i - ordinal * a->block_size, block = blocks[ordinal];
+    int64_t stop = least(end, i + a->block_size - token);
+    bytes k_row = (bytes)a->k.ptr + block * k->block + head * k->head + token * k->token;
+    bytes v_row = (bytes)a->v.ptr + block * v->block + head * v->head + token * v->token;
+    for (; i < stop; i++, token++, k_row += k->token, v_row += v->token) {
+      if (block < 0) {
+        keys->holes[i / LANES] |= (uint16_t)(1u << i % LANES);
+        no_key(t, keys, (size_t)i);
+        continue;
+      }
+      keys->k[i] = k_row;
+      keys->v[i] = v_row;
+      if (k->dtype == DTYPE_I8) {
+        scales_at(&a->k_scales, k, block, head, token, keys->k_scale + i, keys->k_zero + i);
+      }
+      if (v->dtype == DTYPE_I8) {
+        scales_at(&a->v_scales, v, block, head, token, keys->v_scale + i, keys->v_zero + i);
+      }
+    }
+  }
+}
+
+/* One element of a key or value. */
+INLINE float element(bytes row, size_t d, const struct side *s) {
+  bytes p = row + (int64_t)(d / (size_t)s->chunk) * s->chunk_stride + d % (size_t)s->chunk * size_of(s->dtype);
+  return s->dtype == DTYPE_I8 ? (float)*(const int8_t *)p : row_at(p, 0, (int)s->dtype);
+}
+
+/* Keys or values as whole vectors of float32, which the products can read. */
+static void widen_rows(float *wide, size_t width, const bytes *rows, size_t n, const struct side *s) {
+  const size_t dim = (size_t)s->dim, whole = s->chunk == s->dim ? dim / LANES * LANES : 0;
+  for (size_t i = 0; i < n; i++, wide += width) {
+    for (size_t d = 0; d < whole; d += LANES) {
+      v_store(wide + d, load_any(rows[i], d, (int)s->dtype));
+    }
+    for (size_t d = whole; d < width; d++) {
+      wide[d] = d < dim ? element(rows[i], d, s) : 0.0f;
+    }
+  }
+}
+
+/* ---- scores ---- */
+
+INLINE const char *own_mask(const struct tile *t, size_t row) {
+  const struct attend_args *a = t->a;
+  return (const char *)a->mask.ptr + query_of(t, row) * a->mask_query + head_of(t, row) * a->mask_head;
+}
+
+/* Bit i: the row sees key i of SOME_KEYS from `key` on. Adds to their scores what the mask says. */
+INLINE unsigned seen(const struct tile *t, size_t row, size_t key, vf *score) {
+  int64_t position = t->now->start + (int64_t)key;
+  int64_t from = most(t->lo[row] - position, 0), to = least(t->hi[row] - position, LANES);
+  if (from >= to) {
+    return 0;
+  }
+  unsigned bits = ((1u << to) - (1u << from)) & ~(unsigned)t->now->holes[key / LANES];
+  size_t n = (size_t)(to - from);
+  if (t->a->mask_kind == ATTEND_MASK_BOOL) {
+    uint8_t some[LANES] = {0};
+    memcpy(some + from, own_mask(t, row) + position + from, n);
+    bits &= b_nonzero(some);
+  } else if (t->a->mask_kind == ATTEND_MASK_ADDED) {
+    float some[LANES] = {0};
+    memcpy(some + from, (const float *)(const void *)own_mask(t, row) + position + from, n * sizeof *some);
+    vf added = v_load(some);
+    bits &= ~m_bits(v_eq(added, v_set1(-INFINITY)));
+    *score = v_add(*score, added);
+  }
+  return bits;
+}
+
+/* Everything that is not a plain score: the soft cap, the slope, the mask, and that keys are not seen. */
+INLINE vf adjusted(const struct tile *t, size_t row, size_t key, vf score) {
+  const struct attend_args *a = t->a;
+  if (a->soft_cap != 0.0) {
+    vf cap = v_set1((float)a->soft_cap);
+    score = v_mul(v_tanh(v_div(score, cap)), cap);
+  }
+  if (a->slopes.ptr) {
+    float slope = ((const float *)a->slopes.ptr)[head_of(t, row)], distance[LANES];
+    int64_t first =
+        t->now->start + (int64_t)key - ((const struct attend_query *)a->queries.ptr)[query_of(t, row)].position;
+    for (int64_t i = 0; i < LANES; i++) {
+      distance[i] = (float)(first + i);
+    }
+    score = v_fma(v_set1(slope), v_load(distance), score);
+  }
+  unsigned bits = seen(t, row, key, &score);
+  return v_select(m_of_bits(bits), score, v_set1(-INFINITY));
+}
+
+INLINE int is_plain(const struct tile *t, size_t key) {
+  const struct attend_args *a = t->a;
+  int64_t position = t->now->start + (int64_t)key;
+  return position >= t->all_from && position + LANES <= t->all_to && !t->now->holes[key / LANES] && !a->mask_kind &&
+         !a->slopes.ptr && a->soft_cap == 0.0;
+}
+
+/* From the dot products of up to four rows with SOME_KEYS keys: their scores and maxima. */
+INLINE vn take_scores(const struct tile *t, size_t key, size_t row, size_t n, const float *products, vn nans) {
+  const int quantised = t->a->key.dtype == DTYPE_I8, plain = is_plain(t, key);
+  const vf scale = v_set1((float)t->a->scale);
+  vf x[FOUR];
+  v_unzip4(x, products);
+  for (size_t i = 0; i < n; i++) {
+    size_t r = row + i;
+    vf score = x[i];
+    if (quantised) { /* q (s (c - z)) = s (q c - z sum(q)) */
+      score = v_sub(score, v_mul(v_load(t->now->k_zero + key), v_set1(t->q_sums[r])));
+      score = v_mul(score, v_load(t->now->k_scale + key));
+    }
+    score = v_mul(score, scale);
+    if (!plain) {
+      score = adjusted(t, r, key, score);
+    }
+    x[i] = score;
+    v_store(t->maxima + r * LANES, v_max(score, v_load(t->maxima + r * LANES)));
+    v_store(t->scores + r * ATTEND_CHUNK + key, score);
+  }
+  for (size_t i = n; i < FOUR; i++) {
+    x[i] = scale;
+  }
+  return n_see(n_see(nans, x[0], x[1]), x[2], x[3]);
+}
+
+static int score_keys(const struct tile *t) {
+  const struct keys *keys = t->now;
+  const struct side *k = &t->a->key;
+  const size_t size = (size_t)k->dim * size_of(k->dtype);
+  const dots_fn *products_of = dots_of[t->k_direct ? k->dtype : DTYPE_F32];
+  bytes widened[SOME_KEYS];
+  float products[SOME_KEYS * FOUR] = {0};
+  vn nans = n_none();
+  for (size_t i = 0; i < SOME_KEYS; i++) {
+    widened[i] = (bytes)(t->wide + i * t->k_width);
+  }
+  for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
+    const bytes *rows = keys->k + key, *ahead = key + SOME_KEYS < keys->to ? rows + SOME_KEYS : keys->v + keys->from;
+    size_t asked = size;
+    if (!t->k_direct) {
+      widen_rows(t->wide, t->k_width, rows, SOME_KEYS, k);
+      rows = widened;
+    }
+    for (size_t r = 0; r < t->rows; r += FOUR) {
+      size_t n = min_size(t->rows - r, FOUR);
+      products_of[n - 1](products, rows, ahead, asked, t->q + r * t->k_width, t->k_width);
+      nans = take_scores(t, key, r, n, products, nans);
+      asked = 0;
+    }
+  }
+  return n_any(nans);
+}
+
+/* ---- weights ---- */
+
+INLINE int has_nan(const float *x, size_t from, size_t to) {
+  vn nans = n_none();
+  for (size_t i = from; i < to; i += LANES) {
+    nans = n_see(nans, v_load(x + i), v_load(x + i));
+  }
+  return n_any(nans);
+}
+
+/* Scores to weights exp(score - m), and their sum. A NaN or +inf among the scores makes all of the row NaN. */
+INLINE void weigh_row(const struct tile *t, size_t row, int any_nan) {
+  const struct keys *keys = t->now;
+  float *x = t->scores + row * ATTEND_CHUNK, m = v_max_across(v_load(t->maxima + row * LANES));
+  if (m == INFINITY || (any_nan && has_nan(x, keys->from, keys->to))) {
+    t->m[row] = INFINITY;
+    t->sums[row] = NAN;
+    fill(x + keys->from, keys->to - keys->from, 0.0f);
+    return;
+  }
+  const vf top = v_set1(m);
+  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
+  for (size_t i = keys->from; i < keys->to; i += LANES) {
+    vf e = v_exp(v_sub(v_load(x + i), top)); /* where m is -inf, of a NaN: 0 */
+    acc[i / LANES % 4] = v_add(acc[i / LANES % 4], e);
+    v_store(x + i, e);
+  }
+  t->m[row] = m;
+  t->sums[row] = sum_across64(acc);
+}
+
+/* Weights to what codes are to be multiplied by; returns what their zeros amount to. */
+INLINE float weigh_codes(const struct tile *t, float *weights) {
+  const struct keys *keys = t->now;
+  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
+  for (size_t i = keys->from; i < keys->to; i += LANES) {
+    vf w = v_mul(v_load(weights + i), v_load(keys->v_scale + i));
+    acc[i / LANES % 4] = v_fma(w, v_load(keys->v_zero + i), acc[i / LANES % 4]);
+    v_store(weights + i, w);
+  }
+  return sum_across64(acc);
+}
+
+/* ---- values ---- */
+
+static void sum_values(const struct tile *t) {
+  const struct keys *keys = t->now, *next = t->next;
+  const struct side *v = &t->a->value;
+  const weighted_fn *sum_of = weighted_of[t->v_direct ? v->dtype : DTYPE_F32];
+  bytes widened[SOME_KEYS];
+  for (size_t i = 0; i < SOME_KEYS; i++) {
+    widened[i] = (bytes)(t->wide + i * t->v_width);
+  }
+  fill(t->values, t->rows * t->v_width, 0.0f);
+  for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
+    const bytes *rows = keys->v + key;
+    const bytes *ahead = key + SOME_KEYS < keys->to ? rows + SOME_KEYS
+                         : next->from < next->to    ? next->k + next->from
+                                                    : NULL;
+    if (!t->v_direct) {
+      widen_rows(t->wide, t->v_width, rows, SOME_KEYS, v);
+      rows = widened;
+      ahead = NULL;
+    }
+    for (size_t r = 0; r < t->rows; r += FOUR) {
+      size_t n = min_size(t->rows - r, FOUR);
+      sum_of[n - 1](t->values + r * t->v_width, t->v_width, t->scores + r * ATTEND_CHUNK + key, rows, SOME_KEYS, ahead);
+      ahead = NULL;
+    }
+  }
+}
+
+/* The row's sum once more, of what it sees alone: values it does not see were met with weight 0, and 0 times a NaN or
+   an infinity is a NaN. */
+static void sum_seen(const struct tile *t, size_t row) {
+  const struct keys *keys = t->now;
+  float *sums = t->values + row * t->v_width, *weights = t->scores + row * ATTEND_CHUNK;
+  fill(sums, t->v_width, 0.0f);
+  for (size_t key = keys->from; key < keys->to; key += LANES) {
+    vf ignored = v_set1(0.0f);
+    for (unsigned bits = seen(t, row, key, &ignored); bits; bits &= bits - 1) {
+      size_t i = key + (size_t)__builtin_ctz(bits);
+      bytes wide = (bytes)t->wide;
+      widen_rows(t->wide, t->v_width, keys->v + i, 1, &t->a->value);
+      weighted_of[DTYPE_F32][0](sums, t->v_width, weights + i, &wide, 1, NULL);
+    }
+  }
+}
+
+static void attend_chunk(const struct tile *t) {
+  int any_nan = score_keys(t);
+  const int quantised = t->a->value.dtype == DTYPE_I8;
+  float zeros[ATTEND_ROWS];
+  for (size_t r = 0; r < t->rows; r++) {
+    weigh_row(t, r, any_nan);
+    zeros[r] = quantised ? weigh_codes(t, t->scores + r * ATTEND_CHUNK) : 0.0f;
+  }
+  sum_values(t);
+  for (size_t r = 0; r < t->rows; r++) {
+    float *row = t->values + r * t->v_width;
+    if (has_nan(row, 0, t->v_width)) {
+      sum_seen(t, r);
+    }
+    for (size_t d = 0; quantised && d < t->v_width; d += LANES) {
+      v_store(row + d, v_sub(v_load(row + d), v_set1(zeros[r])));
+    }
+  }
+}
+
+/* ---- states ---- */
+
+/* Joins the state (m, sum, values) to another, that of the chunks before. */
+INLINE void join(float *all_m, float *all_sum, float *all_values, float m, float sum, const float *values,
+                 size_t width) {
+  float top = m > *all_m ? m : *all_m, factors[LANES] = {*all_m - top, m - top};
+  v_store(factors, v_exp(v_load(factors))); /* of two empty states, of NaNs: 0 */
+  const vf old = v_set1(factors[0]), new = v_set1(factors[1]);
+  for (size_t d = 0; d < width; d += LANES) {
+    v_store(all_values + d, v_fma(v_load(values + d), new, v_mul(v_load(all_values + d), old)));
+  }
+  *all_sum = *all_sum * factors[0] + sum * factors[1];
+  *all_m = top;
+}
+
+/* What a query's head comes to: the sink joined, values over sum, and the logarithm of the sum. */
+INLINE void finish(const struct attend_args *a, int64_t query, int64_t head, float m, float sum, float *values,
+                   const float *zeros, size_t width) {
+  float *out = (float *)a->out.ptr + (query * a->heads + head) * a->value.dim;
+  if (a->sinks.ptr) {
+    join(&m, &sum, values, ((const float *)a->sinks.ptr)[head], 1.0f, zeros, width);
+  }
+  const vf zero = v_set1(0.0f), divisor = v_set1(sum == 0.0f ? 1.0f : sum);
+  for (size_t d = 0; d < width; d += LANES) {
+    vf y = v_add(v_div(v_load(values + d), divisor), zero); /* -0 to 0 */
+    store_upto(out, d, (size_t)a->value.dim, v_select(v_unord(y, y), QUIET_NAN, y));
+  }
+  if (a->lse.ptr) {
+    float lse = sum == 0.0f ? -INFINITY : (float)(((double)m + log64_1((double)sum)) * a->lse_unit);
+    ((float *)a->lse.ptr)[query * a->heads + head] = sum != sum ? v_max_across(QUIET_NAN) : lse;
+  }
+}
+
+INLINE size_t state_floats(const struct attend_args *a) { return 2 + whole_vectors(a->value.dim); }
+
+/* The state of a query's head in a chunk. */
+INLINE float *state_of(const struct attend_args *a, const struct attend_query *query, int64_t chunk, int64_t head) {
+  int64_t slot = query->states + chunk - query->lo / ATTEND_CHUNK;
+  return (float *)a->states.ptr + (size_t)(slot * a->heads + head) * state_floats(a);
+}
+
+static void keep_states(const struct tile *t, int64_t chunk) {
+  int64_t start = chunk * ATTEND_CHUNK;
+  for (size_t r = 0; r < t->rows; r++) {
+    if (t->lo[r] < t->hi[r] && t->lo[r] < start + ATTEND_CHUNK && t->hi[r] > start) {
+      const struct attend_query *query = (const struct attend_query *)t->a->queries.ptr + query_of(t, r);
+      float *state = state_of(t->a, query, chunk, head_of(t, r));
+      state[0] = t->m[r];
+      state[1] = t->sums[r];
+      memcpy(state + 2, t->values + r * t->v_width, t->v_width * sizeof *state);
+    }
+  }
+}
+
+static void attend_task(const struct attend_args *a, const struct attend_task *task, char *scratch) {
+  struct tile t;
+  set_out(&t, a, task, scratch);
+  const int in_pieces = ((const struct attend_query *)a->queries.ptr)[task->first_query].states >= 0;
+  int64_t chunk = most(task->first_chunk, t.first / ATTEND_CHUNK);
+  int64_t end = t.first < t.end ? least(task->end_chunk, (t.end + ATTEND_CHUNK - 1) / ATTEND_CHUNK) : chunk;
+  find_keys(&t, t.next, chunk);
+  for (; chunk < end; chunk++) {
+    struct keys *done = t.now;
+    t.now = t.next;
+    t.next = done;
+    t.next->from = t.next->to = 0;
+    if (chunk + 1 < end) {
+      find_keys(&t, t.next, chunk + 1);
+    }
+    fill(t.maxima, t.rows * LANES, -INFINITY);
+    attend_chunk(&t);
+    if (in_pieces) {
+      keep_states(&t, chunk);
+      continue;
+    }
+    for (size_t r = 0; r < t.rows; r++) {
+      join(t.all_m + r, t.all_sums + r, t.all_values + r * t.v_width, t.m[r], t.sums[r], t.values + r * t.v_width,
+           t.v_width);
+    }
+  }
+  for (size_t r = 0; r < t.rows && !in_pieces; r++) {
+    finish(a, query_of(&t, r), head_of(&t, r), t.all_m[r], t.all_sums[r], t.all_values + r * t.v_width, t.zeros,
+           t.v_width);
+  }
+}
+
+static void attend(const struct attend_args *a, void *scratch) {
+  FOR_ROWS (i, a) {
+    attend_task(a, (const struct attend_task *)a->tasks.ptr + i, scratch);
+  }
+}
+
+static void attend_merge(const struct attend_args *a, void *scratch) {
+  char *free_scratch = scratch;
+  size_t width = whole_vectors(a->value.dim);
+  float *values = carve(&free_scratch, width), *zeros = carve(&free_scratch, width);
+  fill(zeros, width, 0.0f);
+  FOR_ROWS (i, a) {
+    const struct attend_query *query = (const struct attend_query *)a->queries.ptr + i;
+    for (int64_t head = 0; head < a->heads && query->states >= 0; head++) {
+      float m = -INFINITY, sum = 0.0f;
+      fill(values, width, 0.0f);
+      for (int64_t key = query->lo; key < query->hi; key = (key / ATTEND_CHUNK + 1) * ATTEND_CHUNK) {
+        const float *state = state_of(a, query, key / ATTEND_CHUNK, head);
+        join(&m, &sum, values, state[0], state[1], state + 2, width);
+      }
+      finish(a, i, head, m, sum, values, zeros, width);
+    }
+  }
+}

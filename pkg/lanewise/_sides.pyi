@@ -1,0 +1,2 @@
+__pyx_capi__: dict[str, object]  # added by Cython, and so is __test__
+__test__: dict[str, str]

@@ -1,0 +1,530 @@
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
+"""Attention over cached keys and values: what is to be done is planned once a step, and run once a layer."""
+cimport cython
+cimport numpy as cnp
+from libc.float cimport FLT_MAX
+from libc.math cimport INFINITY, sqrt
+from libc.stdint cimport INT32_MAX, int64_t
+
+import numpy as np
+
+from lanewise import _threads
+from lanewise._arguments cimport integer, number
+from lanewise._arrays cimport as_array, check_out, is_bfloat16, readable, whole
+from lanewise._ops cimport *
+
+cnp.import_array()
+
+cdef enum:
+    QUERY = 4  # int64 in an attend_query
+    TASK = 8   # int64 in an attend_task
+    TASKS_A_THREAD = 4
+    MOST_STATES = 1 << 18  # (chunk, query, head) triples that are kept apart: beyond, tasks are many anyway
+
+cdef double LOG2_E = 1.4426950408889634
+cdef dict AXES = {"NHD": (0, 2, 1, 3), "HND": (0, 1, 2, 3)}  # to (blocks, heads, tokens, head_dim)
+
+
+# ---- arrays in ----
+
+
+cdef cnp.ndarray integers(object x, str name, int axes):
+    array = as_array(x, name)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.ndim != axes:
+        raise ValueError(f"{name} must have {axes} {'axis' if axes == 1 else 'axes'}, got shape {array.shape}")
+    if array.dtype == np.uint64 and array.size and array.max() > INT32_MAX:
+        raise ValueError(f"{name} must be at most {INT32_MAX}, got {array.max()}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+cdef int64_t dtype_of(object dtype, str name) except -1:
+    if dtype == np.float32:
+        return DTYPE_F32
+    if dtype == np.float16:
+        return DTYPE_F16
+    if is_bfloat16(dtype):
+        return DTYPE_BF16
+    if dtype == np.int8:
+        return DTYPE_I8
+    raise TypeError(f"{name} must be float32, float16, bfloat16 or int8, got {dtype}")
+
+
+# Fills `s` for a cache named `name` and returns its canonical view, (blocks, heads, tokens, head_dim).
+cdef object cache_side(object x, str layout, str name, side *s):
+    if layout not in AXES:
+        raise ValueError(f"layout must be one of {', '.join(AXES)}, got {layout!r}")
+    array = as_array(x, name)
+    if array.ndim != 4:
+        raise ValueError(f"{name} must have 4 axes for layout {layout!r}, got shape {array.shape}")
+    s.dtype = dtype_of(array.dtype, name)
+    if not array.dtype.isnative or not array.flags.aligned:
+        array = array.astype(array.dtype.newbyteorder("="))
+    view = array.transpose(AXES[layout])
+    if view.shape[3] < 1:
+        raise ValueError(f"{name} must have a head_dim of at least 1, got shape {array.shape}")
+    s.dim = view.shape[3]
+    s.block, s.head, s.token = view.strides[0], view.strides[1], view.strides[2]
+    adjacent = s.dim == 1 or view.strides[3] == view.itemsize
+    s.chunk, s.chunk_stride = s.dim if adjacent else 1, 0 if adjacent else view.strides[3]
+    return view
+
+
+cdef object scales_side(object x, object cache, str layout, str name, side *s):
+    if s.dtype != DTYPE_I8:
+        if x is not None:
+            raise ValueError(f"{name} is for int8 caches")
+        return None
+    if x is None:
+        raise ValueError(f"{name} is missing: an int8 cache needs the scale and zero of each token")
+    array = as_array(x, name)
+    if array.dtype != np.float32 or not array.dtype.isnative:
+        raise TypeError(f"{name} must be float32, got {array.dtype}")
+    shape = tuple([*cache.shape[:3], 2])
+    view = array.transpose(AXES[layout]) if array.ndim == 4 else array
+    if view.shape != shape:
+        want = tuple([shape[i] for i in AXES[layout]])
+        raise ValueError(f"{name} must have shape {want}, got {array.shape}")
+    if view.strides[3] != 4 or not view.flags.aligned:
+        view = view.copy()
+    s.scale_block, s.scale_head, s.scale_token = view.strides[0], view.strides[1], view.strides[2]
+    return view
+
+
+cdef span memory_of(object view):
+    cdef span s
+    s.ptr, s.bytes = NULL, 0
+    if view is not None:
+        reach = sum([(n - 1) * abs(stride) for n, stride in zip(view.shape, view.strides)])
+        s.ptr, s.bytes = cnp.PyArray_DATA(<cnp.ndarray>view), reach + view.itemsize if view.size else 0
+    return s
+
+
+cdef object of_heads(object x, str name, int64_t heads, double high):
+    if x is None:
+        return None
+    array = np.ascontiguousarray(to_float32(as_array(x, name)))
+    if array.shape != (heads,):
+        raise ValueError(f"{name} must have shape ({heads},), one a query head, got {array.shape}")
+    bad = np.flatnonzero(~(array <= high))
+    if bad.size:
+        raise ValueError(f"{name}[{bad[0]}] must be a number{'' if high == INFINITY else ' below inf'}, got {array[bad[0]]}")
+    return array
+
+
+# ---- the plan ----
+
+
+@cython.final
+cdef class AttentionPlan:
+    """Which queries see which keys, where those are, and how the work is shared: made once a step, run once a layer.
+
+    block_table: (B, M) ids of each sequence's blocks in order, entries behind its length ignored. lengths: (B,) keys of
+    each sequence, its new tokens included. query_start: (B + 1,) where each sequence's queries begin in q; by default
+    one query each. The queries are the last tokens of their sequences; with causal, each sees itself and what is before
+    it; with window, at most that many keys before its own. shared_prefix: the first tokens, if all sequences have them
+    in the same blocks: they are then read once for all. hide_null: a negative id hides its block's keys, instead of
+    being an error.
+
+    Work is cut where keys are a multiple of 256, and results are the same bits however it is cut.
+    Raises ValueError, TypeError.
+
+    >>> plan = lanewise.AttentionPlan(np.int32([[0, 1]]), [20], num_heads=4, num_kv_heads=2, block_size=16)
+    >>> kv = np.zeros((2, 2, 16, 8), np.float32)
+    >>> plan.run(np.zeros((1, 4, 8), np.float32), kv, kv, layout="HND").shape
+    (1, 4, 8)
+    """
+    cdef readonly int64_t num_queries, num_heads, num_kv_heads, block_size
+    cdef cnp.ndarray table, queries, tasks
+    cdef int64_t most_rows, slots, highest_block, longest
+    cdef double pairs  # of keys and rows that are met
+
+    def __init__(self, block_table, lengths, *, num_heads, num_kv_heads, block_size, query_start=None, causal=True,
+                 window=None, shared_prefix=0, hide_null=False):
+        self.num_heads = integer(num_heads, "num_heads", 1, 1 << 20)
+        self.num_kv_heads = integer(num_kv_heads, "num_kv_heads", 1, 1 << 20)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        self.block_size = integer(block_size, "block_size", 1, INT32_MAX)
+        self.table = integers(block_table, "block_table", 2)
+        cdef cnp.ndarray keys = integers(lengths, "lengths", 1)
+        cdef int64_t sequences = keys.size
+        if cnp.PyArray_DIM(self.table, 0) != sequences:
+            raise ValueError(f"block_table must have a row a sequence: {sequences} lengths, shape {block_table.shape}")
+        cdef cnp.ndarray starts = (np.arange(sequences + 1, dtype=np.int64) if query_start is None
+                                   else integers(query_start, "query_start", 1))
+        cdef int64_t left = -1 if window is None else integer(window, "window", 0, INT32_MAX)
+        cdef int64_t prefix = integer(shared_prefix, "shared_prefix", 0, INT32_MAX)
+        self.see(keys, starts, bool(causal), left)
+        self.check_blocks(starts, bool(hide_null))
+        prefix = self.check_prefix(prefix, keys) if prefix else 0
+        self.cut(starts, prefix // ATTEND_CHUNK)
+
+    # What each query sees.
+    cdef int see(self, cnp.ndarray keys, cnp.ndarray starts, bint causal, int64_t left) except -1:
+        cdef int64_t sequences = keys.size, room = cnp.PyArray_DIM(self.table, 1) * self.block_size
+        cdef const int64_t *length = <const int64_t *>cnp.PyArray_DATA(keys)
+        cdef const int64_t *start = <const int64_t *>cnp.PyArray_DATA(starts)
+        cdef attend_query *query
+        cdef int64_t b, i, position
+        if starts.size != sequences + 1 or start[0] != 0:
+            raise ValueError(f"query_start must be {sequences + 1} numbers from 0 on, got {starts.tolist()}")
+        for b in range(sequences):
+            if not 0 <= length[b] <= room:
+                raise ValueError(f"lengths[{b}] must be in [0, {room}], what its blocks hold, got {length[b]}")
+            if start[b + 1] < start[b] or start[b + 1] > INT32_MAX:
+                raise ValueError(f"query_start[{b + 1}] must be in [{start[b]}, {INT32_MAX}], got {start[b + 1]}")
+        self.num_queries = start[sequences]
+        self.queries = np.empty((self.num_queries, QUERY), np.int64)
+        query = <attend_query *>cnp.PyArray_DATA(self.queries)
+        self.longest = 0
+        for b in range(sequences):
+            for i in range(start[b], start[b + 1]):
+                position = length[b] - start[b + 1] + i
+                query[i].position, query[i].states = position, -1
+                query[i].hi = max(0, position + 1) if causal else length[b]
+                query[i].lo = 0 if left < 0 else max(0, position - left)
+                if query[i].lo >= query[i].hi:
+                    query[i].lo = query[i].hi = 0
+                self.longest = max(self.longest, query[i].hi)
+        return 0
+
+    cdef int check_blocks(self, cnp.ndarray starts, bint hide_null) except -1:
+        cdef const int64_t *start = <const int64_t *>cnp.PyArray_DATA(starts)
+        cdef const int64_t *block = <const int64_t *>cnp.PyArray_DATA(self.table)
+        cdef const attend_query *query = <const attend_query *>cnp.PyArray_DATA(self.queries)
+        cdef int64_t width = cnp.PyArray_DIM(self.table, 1), b, i, lo, hi
+        self.highest_block = -1
+        for b in range(starts.size - 1):
+            lo, hi = INT32_MAX, 0
+            for i in range(start[b], start[b + 1]):
+                if query[i].lo < query[i].hi:
+                    lo, hi = min(lo, query[i].lo), max(hi, query[i].hi)
+            if lo >= hi:
+                continue
+            for i in range(lo // self.block_size, (hi + self.block_size - 1) // self.block_size):
+                if block[b * width + i] < 0 and not hide_null:
+                    raise ValueError(f"block_table[{b}, {i}] must not be negative: keys {i * self.block_size} and on "
+                                     f"are attended to, got {block[b * width + i]}")
+                self.highest_block = max(self.highest_block, block[b * width + i])
+        return 0
+
+    # Whole chunks of the prefix, in tokens.
+    cdef int64_t check_prefix(self, int64_t prefix, cnp.ndarray keys) except -1:
+        if keys.size and prefix > keys.min():
+            raise ValueError(f"shared_prefix must be at most the shortest of lengths, {keys.min()}, got {prefix}")
+        prefix -= prefix % ATTEND_CHUNK
+        shared = self.table[:, :(prefix + self.block_size - 1) // self.block_size]
+        if not keys.size or keys.size == 1:
+            return 0
+        differs = np.argwhere(shared != shared[:1])
+        if differs.size:
+            b, i = differs[0]
+            raise ValueError(f"shared_prefix: block_table[{b}, {i}] is {shared[b, i]}, but {shared[0, i]} in row 0")
+        return prefix
+
+    # Tasks: tiles of queries and heads; of long sequences, runs of chunks of equal length.
+    cdef int cut(self, cnp.ndarray starts, int64_t prefix_chunks) except -1:
+        cdef const int64_t *start = <const int64_t *>cnp.PyArray_DATA(starts)
+        cdef attend_query *query = <attend_query *>cnp.PyArray_DATA(self.queries)
+        cdef int64_t group = self.num_heads // self.num_kv_heads
+        cdef int64_t heads = min(group, <int64_t>ATTEND_ROWS), tile = ATTEND_ROWS // heads
+        cdef int64_t pieces = (group + heads - 1) // heads, threads = _threads.get_num_threads()
+        cdef int64_t b, i, run, chunks = 0
+        cdef list tasks = []
+        self.pairs = 0
+        self.most_rows = 1
+        self.slots = 0
+        for b in range(starts.size - 1):
+            for i in range(start[b], start[b + 1], tile):
+                chunks += self.chunks_of(query, i, min(i + tile, start[b + 1])) * pieces * self.num_kv_heads
+        run = INT32_MAX if threads == 1 else max(1, (chunks + threads * TASKS_A_THREAD - 1) // (threads * TASKS_A_THREAD))
+        for b in range(starts.size - 1):
+            self.keep_apart(query, start[b], start[b + 1], run, prefix_chunks)
+        if prefix_chunks:
+            self.add_tasks(tasks, query, 0, 0, self.num_queries, tile, heads, 0, prefix_chunks, run)
+        for b in range(starts.size - 1):
+            self.add_tasks(tasks, query, b, start[b], start[b + 1], tile, heads, prefix_chunks, INT32_MAX, run)
+        self.tasks = np.array(tasks, np.int64).reshape(-1, TASK)
+        return 0
+
+    cdef int64_t chunks_of(self, const attend_query *query, int64_t first, int64_t end) noexcept:
+        cdef int64_t i, lo = INT32_MAX, hi = 0
+        for i in range(first, end):
+            if query[i].lo < query[i].hi:
+                lo, hi = min(lo, query[i].lo), max(hi, query[i].hi)
+        return (hi + ATTEND_CHUNK - 1) // ATTEND_CHUNK - lo // ATTEND_CHUNK if lo < hi else 0
+
+    # Where the work on a sequence's queries is shared, each chunk's states have a place.
+    cdef void keep_apart(self, attend_query *query, int64_t first, int64_t end, int64_t run,
+                         int64_t prefix_chunks) noexcept:
+        cdef int64_t i, slots = 0
+        for i in range(first, end):
+            slots += self.chunks_of(query, i, i + 1)
+        if (not prefix_chunks and self.chunks_of(query, first, end) <= run
+                or (self.slots + slots) * self.num_heads > MOST_STATES and not prefix_chunks):
+            return
+        for i in range(first, end):
+            query[i].states = self.slots
+            self.slots += self.chunks_of(query, i, i + 1)
+
+    cdef int add_tasks(self, list tasks, const attend_query *query, int64_t row, int64_t first, int64_t end, int64_t tile,
+                       int64_t heads, int64_t first_chunk, int64_t end_chunk, int64_t run) except -1:
+        cdef int64_t group = self.num_heads // self.num_kv_heads, i, kv, h, n, m, c, stop, to
+        for i in range(first, end, tile):
+            n = min(tile, end - i)
+            stop = min(end_chunk, (self.highest(query, i, i + n) + ATTEND_CHUNK - 1) // ATTEND_CHUNK)
+            for kv in range(self.num_kv_heads):
+                for h in range(kv * group, (kv + 1) * group, heads):
+                    m = min(heads, (kv + 1) * group - h)
+                    self.most_rows = max(self.most_rows, n * m)
+                    c = first_chunk
+                    while True:
+                        to = min(stop, c + run) if query[i].states >= 0 else stop
+                        tasks.append((row, kv, i, n, h, m, c, to))
+                        self.pairs += <double>(n * m * ATTEND_CHUNK) * max(to - c, 0)
+                        c = to
+                        if c >= stop:
+                            break
+        return 0
+
+    cdef int64_t highest(self, const attend_query *query, int64_t first, int64_t end) noexcept:
+        cdef int64_t i, hi = 0
+        for i in range(first, end):
+            hi = max(hi, query[i].hi)
+        return hi
+
+    def run(self, q, k_cache, v_cache, *, layout="HND", scale=None, soft_cap=None, slopes=None, sinks=None, mask=None,
+            k_scales=None, v_scales=None, return_lse=False, lse_base="e", out=None):
+        """Attention of q over the cache as planned: (queries, heads, v's head_dim) float32, and with return_lse also
+        (queries, heads) logarithms of the sums. Arguments as in decode_attention."""
+        cdef attend_args a
+        cdef int64_t k_width, v_width, threads
+        cdef cnp.ndarray wide, result, lse, states
+        a.key.scale_block = a.value.scale_block = 0
+        k = cache_side(k_cache, layout, "k_cache", &a.key)
+        v = cache_side(v_cache, layout, "v_cache", &a.value)
+        k_factors = scales_side(k_scales, k, layout, "k_scales", &a.key)
+        v_factors = scales_side(v_scales, v, layout, "v_scales", &a.value)
+        if k.shape[:3] != v.shape[:3]:
+            raise ValueError(f"k_cache and v_cache must agree but for head_dim, got {k_cache.shape} and {v_cache.shape}")
+        if k.shape[1] != self.num_kv_heads or k.shape[2] != self.block_size:
+            raise ValueError(f"k_cache must have {self.num_kv_heads} heads and {self.block_size} tokens a block as planned, "
+                             f"got {k.shape[1]} and {k.shape[2]}")
+        if self.highest_block >= k.shape[0]:
+            b, i = np.argwhere(self.table == self.highest_block)[0]
+            raise ValueError(f"block_table[{b}, {i}] must be in [0, {k.shape[0] - 1}], got {self.highest_block}")
+        queries = readable(q, "q")
+        if queries.shape != (self.num_queries, self.num_heads, a.key.dim):
+            raise ValueError(f"q must have shape {(self.num_queries, self.num_heads, a.key.dim)}, got {queries.shape}")
+        wide = widened(queries)
+        slopes = of_heads(slopes, "slopes", self.num_heads, FLT_MAX)
+        sinks = of_heads(sinks, "sinks", self.num_heads, FLT_MAX)
+        masked = self.read_mask(mask, &a)
+        shape = (self.num_queries, self.num_heads, a.value.dim)
+        result = np.empty(shape, np.float32) if out is None else check_out(out, shape, cnp.NPY_FLOAT32, "out")
+        written = result
+        if out is not None and (not cnp.PyArray_IS_C_CONTIGUOUS(result) or not cnp.PyArray_ISALIGNED(result) or any(
+                [x is not None and np.may_share_memory(result, x)
+                 for x in (wide, k, v, k_factors, v_factors, masked, slopes, sinks)])):
+            written = np.empty(shape, np.float32)
+        lse = np.empty(shape[:2], np.float32) if return_lse else None
+        k_width, v_width = (a.key.dim + 15) // 16 * 16, (a.value.dim + 15) // 16 * 16
+        states = np.empty((self.slots * self.num_heads, 2 + v_width), np.float32)
+        a.scale = 1 / sqrt(<double>a.key.dim) if scale is None else number(scale, "scale", -FLT_MAX, FLT_MAX)
+        a.soft_cap = 0.0 if soft_cap is None else number(soft_cap, "soft_cap", 0.0, FLT_MAX)
+        a.lse_unit = unit_of(lse_base)
+        a.q, a.k, a.v = whole(wide), memory_of(k), memory_of(v)
+        a.k_scales, a.v_scales, a.slopes, a.sinks = (memory_of(k_factors), memory_of(v_factors), memory_of(slopes),
+                                                     memory_of(sinks))
+        a.mask = memory_of(masked)
+        a.table, a.queries, a.tasks = whole(self.table), whole(self.queries), whole(self.tasks)
+        a.out, a.states, a.lse = whole(written), whole(states), memory_of(lse)
+        a.heads, a.block_size, a.table_stride = self.num_heads, self.block_size, cnp.PyArray_DIM(self.table, 1)
+        a.rows, a.first_row = cnp.PyArray_DIM(self.tasks, 0), 0
+        if a.rows:
+            scratch = 4 * (self.most_rows * (k_width + 2 * v_width + 300) + 17 * max(k_width, v_width))
+            run(OP_attend, &a, scratch, <int64_t>(self.pairs / a.rows * (a.key.dim + a.value.dim) / 2) + 1000)
+        if self.slots:
+            a.rows = self.num_queries
+            run(OP_attend_merge, &a, 8 * v_width, self.slots // a.rows * self.num_heads * v_width)
+        if written is not result:
+            result[...] = written
+        return (result, lse) if return_lse else result
+
+    cdef object read_mask(self, object mask, attend_args *a):
+        cdef int64_t keys
+        a.mask_kind, a.mask_query, a.mask_head = ATTEND_MASK_NONE, 0, 0
+        if mask is None:
+            return None
+        array = as_array(mask, "mask")
+        if array.dtype == np.bool_:
+            a.mask_kind = ATTEND_MASK_BOOL
+        elif array.dtype.kind == "f" or is_bfloat16(array.dtype):
+            array = widened(readable(array, "mask"))
+            a.mask_kind = ATTEND_MASK_ADDED
+        else:
+            raise TypeError(f"mask must be bool, True where a key is seen, or float, added to scores, got {array.dtype}")
+        shapes = {1: (), 2: (self.num_queries,), 3: (self.num_queries, self.num_heads)}
+        if array.ndim not in shapes or array.shape[:-1] != shapes[array.ndim] or array.shape[-1] < self.longest:
+            raise ValueError(f"mask must have shape (K,), ({self.num_queries}, K) or ({self.num_queries}, "
+                             f"{self.num_heads}, K), K at least {self.longest}, got {array.shape}")
+        if array.strides[-1] != array.itemsize and array.shape[-1] > 1 or not array.flags.aligned:
+            array = array.copy()
+        a.mask_query = array.strides[0] if array.ndim > 1 else 0
+        a.mask_head = array.strides[1] if array.ndim > 2 else 0
+        return array
+
+
+cdef double unit_of(object lse_base) except -1:
+    if lse_base == "e":
+        return 1.0
+    if lse_base == "2":
+        return LOG2_E
+    raise ValueError(f"lse_base must be 'e' or '2', got {lse_base!r}")
+
+
+# C-contiguous float32 of what `readable` gave.
+cdef cnp.ndarray widened(object array):
+    if array.dtype == np.float32:
+        return np.ascontiguousarray(array)
+    if array.dtype == np.float16:
+        return array.astype(np.float32, order="C")
+    return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+# Contiguous caches are paged ones with one block a sequence.
+cdef object plan_for(object block_table, object lengths, object q, object k_cache, object layout, dict arguments):
+    cdef side unused
+    heads = as_array(q, "q").shape
+    cache = as_array(k_cache, "k_cache")
+    if len(heads) != 3:
+        raise ValueError(f"q must have shape (queries, heads, head_dim), got {heads}")
+    if cache.ndim != 4 or layout not in AXES:
+        cache_side(k_cache, layout, "k_cache", &unused)  # says what is wrong
+    shape = [cache.shape[i] for i in AXES[layout]]
+    if block_table is None:
+        block_table = np.arange(shape[0]).reshape(-1, 1)
+    return AttentionPlan(block_table, lengths, num_heads=heads[1], num_kv_heads=shape[1], block_size=max(shape[2], 1),
+                         **arguments)
+
+
+def decode_attention(q, k_cache, v_cache, block_table, lengths, *, layout="HND", scale=None, window=None, soft_cap=None,
+                     slopes=None, sinks=None, mask=None, k_scales=None, v_scales=None, shared_prefix=0, hide_null=False,
+                     return_lse=False, lse_base="e", out=None):
+    """softmax(scale q k') v of one query a sequence over its cached keys, as float32 (B, heads, v's head_dim).
+
+    q: (B, heads, head_dim) float32, float16 or bfloat16. k_cache, v_cache: float32, float16, bfloat16, or int8 with
+    k_scales and v_scales; "HND" is (blocks, kv_heads, tokens, head_dim), "NHD" (blocks, tokens, kv_heads, head_dim).
+    Query head h reads KV head h // (heads / kv_heads), each key once for the group. block_table: (B, M) block ids, or
+    None where block b is sequence b. lengths: (B,) keys. scale: 1 / sqrt(head_dim) by default. window: see so many keys
+    before the last. soft_cap: scores s become soft_cap tanh(s / soft_cap). slopes: (heads,), ALiBi. sinks: (heads,), a
+    score that counts in the sum and has no value. mask: (K,), (B, K) or (B, heads, K); bool, True where a key is seen,
+    or float, added to the scores. shared_prefix, hide_null: as in AttentionPlan. return_lse: give (out, lse), lse
+    (B, heads) the logarithm of the sum of exp(score), to lse_base "e" or "2".
+    What sees no keys gives 0, lse -inf. What a query does not see is not looked at, a NaN there does not matter.
+    Raises ValueError, TypeError.
+
+    >>> k = np.zeros((1, 1, 2, 4), np.float32)
+    >>> v = np.float32([[[[1, 1], [3, 5]]]])
+    >>> lanewise.decode_attention(np.ones((1, 2, 4), np.float32), k, v, [[0]], [2])
+    array([[[2., 3.],
+            [2., 3.]]], dtype=float32)
+    """
+    plan = plan_for(block_table, lengths, q, k_cache, layout,
+                    {"window": window, "shared_prefix": shared_prefix, "hide_null": hide_null})
+    return plan.run(q, k_cache, v_cache, layout=layout, scale=scale, soft_cap=soft_cap, slopes=slopes, sinks=sinks,
+                    mask=mask, k_scales=k_scales, v_scales=v_scales, return_lse=return_lse, lse_base=lse_base, out=out)
+
+
+def extend_attention(q, k_cache, v_cache, block_table, lengths, query_start, *, causal=True, layout="HND", scale=None,
+                     window=None, soft_cap=None, slopes=None, sinks=None, mask=None, k_scales=None, v_scales=None,
+                     shared_prefix=0, hide_null=False, return_lse=False, lse_base="e", out=None):
+    """decode_attention for several queries a sequence: its last tokens, whose keys are already in the cache.
+
+    q: (total, heads, head_dim); query_start: (B + 1,) where each sequence's queries begin. With causal, a query sees
+    itself and what is before it; else all of its sequence. The rest as in decode_attention, `total` for B; each query's
+    result is, bit for bit, what decode_attention gives for it.
+
+    >>> kv = np.zeros((1, 1, 3, 4), np.float32)
+    >>> q = np.ones((2, 1, 4), np.float32)
+    >>> _, lse = lanewise.extend_attention(q, kv, kv, [[0]], [3], [0, 2], return_lse=True, lse_base="2")
+    >>> np.exp2(lse).ravel()  # so many keys are seen
+    array([2., 3.], dtype=float32)
+    """
+    plan = plan_for(block_table, lengths, q, k_cache, layout,
+                    {"query_start": query_start, "causal": causal, "window": window, "shared_prefix": shared_prefix,
+                     "hide_null": hide_null})
+    return plan.run(q, k_cache, v_cache, layout=layout, scale=scale, soft_cap=soft_cap, slopes=slopes, sinks=sinks,
+                    mask=mask, k_scales=k_scales, v_scales=v_scales, return_lse=return_lse, lse_base=lse_base, out=out)
+
+
+# ---- merging ----
+
+
+cdef object merge(object values, object lse, object lse_base, object out):
+    """values: (rows, parts, heads, D), lse: (rows, parts, heads), both float32, any strides but D's."""
+    cdef merge_args a
+    cdef cnp.ndarray v, s
+    rows, parts, heads, width = values.shape
+    if not parts:
+        raise ValueError("there must be at least one state to merge")
+    v = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
+    s = np.ascontiguousarray(lse.transpose(0, 2, 1))
+    cdef cnp.ndarray merged = np.empty((rows, heads, width), np.float32)
+    cdef cnp.ndarray sums = np.empty((rows, heads), np.float32)
+    a.values, a.lse, a.out, a.out_lse = whole(v), whole(s), whole(merged), whole(sums)
+    a.rows, a.first_row, a.states, a.width = rows * heads, 0, parts, width
+    a.value_row, a.value_state, a.lse_row, a.lse_state = parts * width, width, parts, 1
+    a.lse_unit = unit_of(lse_base)
+    run(OP_merge_states, &a, parts, parts * (width + 50))
+    if out is None:
+        return merged, sums
+    out[0][...], out[1][...] = merged, sums
+    return out
+
+
+cdef tuple checked_state(object v, object s, str v_name, str s_name, int axes):
+    v, s = readable(v, v_name), readable(s, s_name)
+    if v.ndim != axes:
+        raise ValueError(f"{v_name} must have {axes} axes, got shape {v.shape}")
+    if s.shape != v.shape[:-1]:
+        raise ValueError(f"{s_name} must have shape {v.shape[:-1]}, got {s.shape}")
+    return widened(v), widened(s)
+
+
+def merge_state(v_a, s_a, v_b, s_b, *, lse_base="e", out=None):
+    """Joins two results of attention over different keys: (v, s) for both sets of keys together.
+
+    v_a, v_b: (L, heads, D); s_a, s_b: (L, heads), their lse, to lse_base. A part with lse -inf is empty, and not looked
+    at; two such give 0 and -inf. out: a pair of float32 arrays to write to; may be inputs. Raises ValueError, TypeError.
+
+    >>> v, s = lanewise.merge_state(np.ones((1, 1, 2)), [[0.0]], np.zeros((1, 1, 2)), [[-np.inf]])
+    >>> v.tolist(), s.tolist()
+    ([[[1.0, 1.0]]], [[0.0]])
+    """
+    v_a, s_a = checked_state(v_a, s_a, "v_a", "s_a", 3)
+    v_b, s_b = checked_state(v_b, s_b, "v_b", "s_b", 3)
+    if v_a.shape != v_b.shape:
+        raise ValueError(f"v_a and v_b must have the same shape, got {v_a.shape} and {v_b.shape}")
+    return merge(np.stack([v_a, v_b], 1), np.stack([s_a, s_b], 1), lse_base, check_pair(out, v_a.shape))
+
+
+def merge_states(v, s, *, lse_base="e", out=None):
+    """merge_state for any number of parts: v (L, parts, heads, D), s (L, parts, heads), to (L, heads, D), (L, heads).
+
+    >>> v, s = lanewise.merge_states(np.ones((1, 3, 1, 2)), np.zeros((1, 3, 1)))
+    >>> v.tolist(), np.exp(s).round(5).tolist()
+    ([[[1.0, 1.0]]], [[3.0]])
+    """
+    v, s = checked_state(v, s, "v", "s", 4)
+    return merge(v, s, lse_base, check_pair(out, (v.shape[0], *v.shape[2:])))
+
+
+cdef object check_pair(object out, tuple shape):
+    if out is None:
+        return None
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out must be a pair of arrays, got {type(out).__name__}")
+    return check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]"), check_out(out[1], shape[:-1], cnp.NPY_FLOAT32, "out[1]")
