@@ -22,7 +22,7 @@ pytestmark = pytest.mark.native
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPILED = (*sorted(page.stem for page in (ROOT / "pkg/lanewise").glob("*.pyx")),)
-PYTHON = ("errors", "params", "reference", "state", "_dispatch")
+PYTHON = ("errors", "kvcache", "params", "reference", "sequence", "state", "_dispatch")
 OPERATIONS = [name for name, group in lanewise._ops.GROUPS.items() if group == "sampling"]
 
 
@@ -77,6 +77,31 @@ def test_operation_has_signature_row_and_example(name: str) -> None:
     assert f"{name}{inspect.signature(operation)}" in re.sub(r"\s+", " ", page)
     assert re.search(rf"^\| `{name}` \|", page, re.M)
     assert re.search(rf">>> .*lanewise\.{name}\(", operation.__doc__)
+
+
+@pytest.mark.parametrize("kind", [lanewise.PagedKVCache, lanewise.Sequence], ids=lambda kind: kind.__name__)
+def test_cache_page_has_every_method(kind: type) -> None:
+    page = re.sub(r"\s+", " ", text(ROOT / "docs/kvcache.md"))
+    for name, value in vars(kind).items():
+        if not name.startswith("_"):
+            assert (inspect.getdoc(value) or "").strip(), name
+            if callable(value):
+                signature = re.sub(r"^\(self(, )?", "(", str(unannotated(value)))
+                assert f"{kind.__name__}.{name}{signature}" in page
+            else:
+                assert f"`seq.{name}`" in page
+
+
+def test_cache_page_has_the_constructor() -> None:
+    page = re.sub(r"\s+", " ", text(ROOT / "docs/kvcache.md"))
+    signature = str(unannotated(lanewise.PagedKVCache.__init__)).replace("(self, ", "(")
+    assert f"PagedKVCache{signature}" in page
+
+
+def unannotated(function: Any) -> inspect.Signature:
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
 
 
 def test_sampling_page_has_every_parameter_and_preset() -> None:

@@ -735,6 +735,21 @@ def held_bytes(cache: lanewise.PagedKVCache, seq: lanewise.Sequence) -> list[byt
     return [view[:, at[0], :, at[1]].tobytes() for view in views]
 
 
+@fault("KV13")
+def keys_turned_twice_are_turned_by_the_sum() -> None:
+    """Turning is done when it is asked for; nothing is left pending that a second one could overwrite."""
+    angles = np.arange(8, dtype=np.float64)[:, None] * 10.0 ** -np.arange(4)
+    cos, back = np.cos(angles).astype(np.float32), -np.sin(angles).astype(np.float32)
+    keys = some_rows(1)[:1]
+    cache = np.zeros((1, 1, 2, 1, 8), np.float32)  # a layer, a block, two heads, a token
+
+    def turned(k: np.ndarray, by: int) -> np.ndarray:
+        lanewise.append_kv(k, None, cache, None, [0], layout="LNHTD", rope="neox", cos=cos, sin=back, positions=[by])
+        return lanewise.gather_kv(cache, None, [0], layout="LNHTD")[0]
+
+    np.testing.assert_allclose(turned(turned(keys, 2), 3), turned(keys, 5), rtol=0, atol=1e-6)
+
+
 @fault("KV15")
 def compaction_keeps_codes_and_scales() -> None:
     for dtype in ("int8", "float16"):
@@ -748,6 +763,14 @@ def compaction_keeps_codes_and_scales() -> None:
         assert [held_bytes(cache, seq) for seq in seqs] == before
         assert sorted(cache.block_tables(seqs)[:, 0]) == [0, 1, 2, 3]
         cache.check()
+
+
+@fault("KV17")
+def a_block_beyond_the_host_pool_is_refused_before_any_copy() -> None:
+    device, host = np.ones((512, 4)), np.zeros((39, 4))
+    with pytest.raises(ValueError, match="511"):
+        lanewise.swap_blocks(device, host, [(0, 0), (511, 511)])
+    assert not host.any()
 
 
 @fault("KV19")
@@ -767,6 +790,51 @@ def both_tiers_count_right() -> None:
         with pytest.raises(lanewise.OutOfBlocksError):
             with_rows(device, 4).to(host)
         assert (device.pool.num_free, host.pool.num_free) == (2, 0)
+
+
+@fault("KV21")
+def a_group_of_zeros_is_codes_of_zero() -> None:
+    cache = paged(2, dtype="int8")
+    rows = some_rows(3)
+    rows[:, 1], rows[:, 2] = 0, 1e-45
+    seq = cache.sequence()
+    seq.append(rows, rows)
+    for found in cache.gather([seq]):
+        assert not found[:, 1:].any() and np.isfinite(found).all() and found[:, 0].any()
+    (scales, _), (block,) = cache.scales() or (), cache.pool.ids(seq.handles)
+    assert not cache.keys()[:, block, :, 1:].any() and not scales[:, block, :, 1:].any()
+
+
+@fault("KV23")
+def scales_that_cannot_be_are_refused() -> None:
+    codes = np.ones((1, 1, 1, 8), np.int8)
+    for scale in (0.0, np.nan, -1.0, np.inf):
+        scales = np.zeros((1, 1, 1, 2), np.float32)
+        scales[..., 0] = scale
+        with pytest.raises(ValueError, match="scale"):
+            lanewise.gather_kv(codes, None, [0], layout="NTHD", k_scales=scales)
+
+
+@fault("KV25")
+def layouts_are_told_and_not_guessed() -> None:
+    by_head = some_rows(12).reshape(6, 2, 4, 8)[:3]  # blocks, heads, tokens, head_dim
+    by_token = np.ascontiguousarray(by_head.swapaxes(1, 2))
+    slots = [0, 5, 11]
+    found = [
+        lanewise.gather_kv(cache, None, slots, layout=layout)[0]
+        for cache, layout in ((by_head, "HND"), (by_token, "NHD"), (by_token.swapaxes(1, 2), "HND"))
+    ]
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+
+
+@fault("OK01")
+def pairs_are_copied_as_if_at_once() -> None:
+    for pairs in ([(0, 1), (1, 0)], [(0, 1), (1, 2)]):
+        pool = np.arange(12.0).reshape(3, 4)
+        want = pool.copy()
+        want[[to for _, to in pairs]] = pool[[start for start, _ in pairs]]
+        lanewise.copy_blocks(pool, pairs)
+        assert pool.tolist() == want.tolist()
 
 
 @fault("OK02")
@@ -807,10 +875,6 @@ LATER = {
     "beams come with the Sampler": ["PE09", "BE01", "BE03", "BE05", "BE07", "BE09"],
     "state of rows comes with the Sampler": ["AP04"],
     "speculative verification comes with the Sampler": ["SP01", "SP03", "SP05", "SP06", "SP07", "SP09"],
-    "blocks are moved and keys turned by kernels to come": [f"KV{i}" for i in (13, 17, 21, 23, 25)] + ["OK01"],
-    "the KV-cache is not built yet": [f"KV{i:02}" for i in (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15, 19, 21, 23, 25)]
-    + ["OK02", "OK03"],
-    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
     "attention is not built yet": ["AT01", "AT02", "AT03", "AT05", "AT07", "AT09"],
     "no wheel for 32-bit Arm is offered": ["PA03"],
     "needs a second NumPy: make test-pythons covers the range": ["PA01"],

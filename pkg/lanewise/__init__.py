@@ -40,10 +40,10 @@ from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
+    "AttentionPlan",
     "BlockError",
     "BlockPool",
     "DamagedSaveError",
-    "AttentionPlan",
     "InvalidLogitsError",
     "Logprobs",
     "OutOfBlocksError",

@@ -39,7 +39,8 @@ def next_slots(tables: list[array[int]], lengths: list[int], counts: array[int],
 
 def held(handles: array[int] | Slots) -> Slots:
     found: Slots = np.array(handles, np.int64)
-    return found[found != DROPPED]
+    kept: Slots = found[found != DROPPED]
+    return kept
 
 
 def packed(numbers: NDArray[np.int64]) -> array[int]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -129,11 +129,22 @@ class PagedKVCache:
         handles, known = self.prefix.match(np.array(ids, np.int64), **extra)
         return Sequence(self, packed(handles), known, ids, extra, len(handles))
 
-    def append(self, seqs: Iterable[Sequence], k: Array, v: Array, counts: Ints | None = None) -> None:
+    def append(
+        self,
+        seqs: Iterable[Sequence],
+        k: Array,
+        v: Array,
+        counts: Ints | None = None,
+        *,
+        rope: Literal["neox", "interleaved"] | None = None,
+        cos: Array | None = None,
+        sin: Array | None = None,
+    ) -> None:
         """Appends to each sequence counts[i] tokens: k is (layers, tokens, heads, head_dim), the tokens of the first
         sequence first; v likewise.
 
-        counts: default one each, or of one sequence all. Part filled blocks that are shared are copied first.
+        counts: default one each, or of one sequence all. Part filled blocks that are shared are copied first. rope,
+        cos, sin: as append_kv has them, at each token's position in its sequence.
         """
         seqs = list(seqs)
         if counts is None:
@@ -142,7 +153,12 @@ class PagedKVCache:
                 k = as_array(k, "k")
                 counts = [k.shape[1] if k.ndim == 4 else 1]
         with alone(self, seqs), self._grown(seqs, counts) as slots:
-            self._storage.write(slots, k, v)
+            turn: dict[str, Any] = {}
+            if rope is not None:
+                new = zip(seqs, ids_of(counts, "counts"), strict=True)
+                positions = joined(np.arange(seq._length, seq._length + count) for seq, count in new)
+                turn = {"rope": rope, "cos": cos, "sin": sin, "positions": positions}
+            self._storage.write(slots, k, v, **turn)
 
     def reserve(self, seqs: Iterable[Sequence], counts: Ints | None = None) -> Slots:
         """Makes room for counts[i] (default 1) more tokens in each sequence, counts them as there, and gives their

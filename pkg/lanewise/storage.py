@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from . import _entries
 from ._arrays import BFLOAT16, as_array
-from ._types import Array
+from ._types import Array, Ints
+from .moves import swap_blocks
+from .transfer import append_kv, gather_kv, relayout
 
 Ids = NDArray[np.int64]
 
@@ -24,6 +25,7 @@ MOST_BYTES = 1 << 47  # of a process's addresses
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 LAYOUTS = ("HND", "NHD")
 ORDERS = ("block", "layer")
+SCALES = ("k_scales", "v_scales")
 SCALE_BYTES = 8  # float32 scale and zero point of a token and head
 
 
@@ -147,67 +149,42 @@ class Storage:
         """Blocks, as they are, from a storage that differs in number of blocks, layout and order alone. No target is a
         source."""
         if other.geometry.layout == self.geometry.layout:
-            self.parts[:, targets] = other.parts[:, sources]
+            swap_blocks(other.parts, self.parts, np.stack([sources, targets], 1), axis=1)
             return
         for mine, its in zip(self._views, other._views, strict=True):
             mine[:, targets] = its[:, sources]
 
-    def write(self, slots: Any, k: Array, v: Array, layer: int | None = None) -> None:
+    def write(self, slots: Ints, k: Array, v: Array, layer: int | None = None, **turn: Any) -> None:
         """Rows (layers, tokens, heads, width), without the layers if there is one, to slots; a negative one is none."""
-        at = as_array(slots, "slots")
-        g = self.geometry
-        if at.ndim != 1 or (at.dtype.kind not in "iu" and len(at)):
-            raise TypeError(f"slots must be integers along one axis, got {at.dtype} of shape {at.shape}")
-        at = at.astype(np.int64)
-        if len(at) and at.max() >= g.num_blocks * g.block_size:
-            where = int(at.argmax())
-            raise ValueError(f"slots[{where}] must be below {g.num_blocks * g.block_size}, got {at[where]}")
-        here = at >= 0
-        block, token = np.divmod(at[here], g.block_size)
-        rows = [
-            self._checked_rows(given, name, len(at), width, layer)[:, here]
-            for name, given, width in (("k", k, g.head_dim), ("v", v, g.v_head_dim))
-        ]
-        if g.dtype == "int8":
-            (keys, key_scales), (values, value_scales) = map(_entries.quantised, rows, ("k", "v"))
-            new: list[NDArray[Any]] = [keys, values, key_scales, value_scales]
+        if layer is None:
+            views, layout = self._views, "LNHTD"
+        elif 0 <= layer < self.geometry.num_layers:
+            views, layout = [view[layer] for view in self._views], "NHTD"
         else:
-            new = [_entries.narrowed(found, self.element) for found in rows]
-        part = slice(None) if layer is None else slice(layer, layer + 1)
-        for view, found in zip(self._views, new, strict=True):
-            _entries.put(view[part], block, token, found)
-
-    def _checked_rows(self, rows: Array, name: str, count: int, width: int, layer: int | None) -> NDArray[Any]:
-        g, found = self.geometry, as_array(rows, name)
-        if layer is not None and not 0 <= layer < g.num_layers:
-            raise ValueError(f"layer must be in [0, {g.num_layers - 1}], got {layer}")
-        want = (count, g.num_kv_heads, width) if layer is not None else (g.num_layers, count, g.num_kv_heads, width)
-        if found.shape != want:
-            raise ValueError(f"{name} must have shape {want}, got {found.shape}")
-        if found.dtype.kind != "f" and not _entries.is_bfloat16(found.dtype):
-            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {found.dtype}")
-        return found if layer is None else found[None]
+            raise ValueError(f"layer must be in [0, {self.geometry.num_layers - 1}], got {layer}")
+        keys, values, *scales = views
+        turn.update(zip(SCALES, scales, strict=False))
+        append_kv(k, v, keys, values, slots, layout=layout, **turn)
 
     def read(self, slots: Ids) -> tuple[NDArray[Any], NDArray[Any]]:
         """Rows (layers, tokens, heads, width) of keys and of values; of int8, what the codes stand for."""
-        block, token = np.divmod(slots, self.geometry.block_size)
-        keys, values, *scales = (_entries.get(view, block, token) for view in self._views)
-        if scales:
-            keys, values = (
-                scale[..., :1] * (codes.astype(np.float32) - scale[..., 1:])
-                for codes, scale in zip((keys, values), scales, strict=True)
-            )
-        return keys, values
+        keys, values, *scales = self._views
+        given: Any = dict(zip(SCALES, scales, strict=False))
+        rows: Any = gather_kv(keys, values, slots, layout="LNHTD", **given)
+        return rows[0], rows[1]
 
     def move_rows(self, other: Storage, sources: Ids, targets: Ids) -> None:
         """Rows from slots of a storage of any block size, layout and dtype."""
-        if other.geometry.dtype != self.geometry.dtype:
-            self.write(targets, *other.read(sources))
-            return
-        block, token = np.divmod(targets, self.geometry.block_size)
-        from_block, from_token = np.divmod(sources, other.geometry.block_size)
-        for mine, its in zip(self._views, other._views, strict=True):
-            _entries.put(mine, block, token, _entries.get(its, from_block, from_token).view(mine.dtype))
+        mine, its = self._views, other._views
+        relayout(
+            (its[0], its[1]),
+            "LNHTD",
+            (mine[0], mine[1]),
+            "LNHTD",
+            pairs=np.stack([sources, targets], 1),
+            src_scales=tuple(its[2:]) or None,
+            dst_scales=tuple(mine[2:]) or None,
+        )
 
     @property
     def _views(self) -> list[NDArray[Any]]:
