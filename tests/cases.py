@@ -720,4 +720,6 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC
+from cases_attention import ATTENTION  # noqa: E402 - it needs Case
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC
