@@ -147,8 +147,21 @@ cpdef object as_array(object x, str name):
     return array
 
 
+cdef void *_bfloat16 = NULL  # ml_dtypes' dtype, once it was met: asking for its name takes a microsecond
+
+
 cdef bint is_bfloat16(object dtype):
-    return dtype is BFLOAT16 or dtype == BFLOAT16 or (dtype.itemsize == 2 and dtype.name == "bfloat16")
+    global _bfloat16
+    if dtype is BFLOAT16 or <void *>dtype == _bfloat16:
+        return True
+    if dtype.kind != "V" or dtype.itemsize != 2:
+        return False
+    if dtype.name == "bfloat16":
+        if _bfloat16 == NULL:
+            Py_INCREF(dtype)  # for good: its address must not become another's
+            _bfloat16 = <void *>dtype
+        return True
+    return dtype == BFLOAT16
 
 
 cdef object readable(object x, str name):
@@ -175,13 +188,12 @@ cdef object logits_rows(object x, rows_t *r, str name):
     cdef int axis
     if type(x) is not np.ndarray:
         x = as_array(x, name)
-    if not is_plain(<cnp.ndarray>x):
+    r.dtype = dtype_of(<cnp.ndarray>x)
+    if r.dtype < 0 or not is_plain(<cnp.ndarray>x):
         x = readable(x, name)
         if x.ndim not in (1, 2):
             raise ValueError(f"{name} must have shape (V,) or (B, V), got {x.shape}")
         r.dtype = DTYPE_F32 if x.dtype == np.float32 else DTYPE_F16 if x.dtype == np.float16 else DTYPE_BF16
-    else:
-        r.dtype = DTYPE_F32
     a = x
     axis = cnp.PyArray_NDIM(a) - 1
     r.single = axis == 0
@@ -194,11 +206,21 @@ cdef object logits_rows(object x, rows_t *r, str name):
     return x
 
 
-# float32 in place: the common case, decided without a Python call
-cdef inline bint is_plain(cnp.ndarray a):
+# The kernels' number of a dtype that they read, else -1, without a Python call
+cdef inline int64_t dtype_of(cnp.ndarray a) noexcept:
+    cdef int kind = cnp.PyArray_TYPE(a)
+    if kind == cnp.NPY_FLOAT32:
+        return DTYPE_F32
+    if kind == cnp.NPY_FLOAT16:
+        return DTYPE_F16
+    return DTYPE_BF16 if <void *>cnp.PyArray_DESCR(a) == <void *>BFLOAT16 else -1
+
+
+# Rows that are read in place: the common case, decided without one too
+cdef inline bint is_plain(cnp.ndarray a) noexcept:
     cdef int axis = cnp.PyArray_NDIM(a) - 1
-    return (cnp.PyArray_TYPE(a) == cnp.NPY_FLOAT32 and (axis == 0 or axis == 1) and cnp.PyArray_ISALIGNED(a)
-            and cnp.PyArray_ISNOTSWAPPED(a) and cnp.PyArray_STRIDE(a, axis) == 4)
+    return ((axis == 0 or axis == 1) and cnp.PyArray_ISALIGNED(a) and cnp.PyArray_ISNOTSWAPPED(a)
+            and cnp.PyArray_STRIDE(a, axis) == cnp.PyArray_ITEMSIZE(a))
 
 
 # ---- arrays out ----
