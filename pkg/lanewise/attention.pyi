@@ -1,15 +1,8 @@
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lanewise._types import Array, Float, Int
+from lanewise._types import Array, Float, Floats32, Int, KvLayout, LseBase
 
 __test__: dict[str, str]  # added by Cython
-
-LseBase = Literal["e", "2"]
-Layout = Literal["NHD", "HND"]
-Floats32 = NDArray[np.float32]
 
 class AttentionPlan:
     num_queries: int
@@ -36,7 +29,7 @@ class AttentionPlan:
         k_cache: Array,
         v_cache: Array,
         *,
-        layout: Layout = "HND",
+        layout: KvLayout = "HND",
         scale: Float | None = None,
         soft_cap: Float | None = None,
         slopes: Array | None = None,
@@ -56,7 +49,7 @@ def decode_attention(
     block_table: Array | None,
     lengths: Array,
     *,
-    layout: Layout = "HND",
+    layout: KvLayout = "HND",
     scale: Float | None = None,
     window: Int | None = None,
     soft_cap: Float | None = None,
@@ -80,7 +73,7 @@ def extend_attention(
     query_start: Array,
     *,
     causal: bool = True,
-    layout: Layout = "HND",
+    layout: KvLayout = "HND",
     scale: Float | None = None,
     window: Int | None = None,
     soft_cap: Float | None = None,
