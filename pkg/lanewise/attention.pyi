@@ -1,9 +1,10 @@
-from typing import Any
+from typing import Any, final
 
 from lanewise._types import Array, Float, Floats32, Int, KvLayout, LseBase
 
 __test__: dict[str, str]  # added by Cython
 
+@final
 class AttentionPlan:
     num_queries: int
     num_heads: int
