@@ -723,3 +723,6 @@ ARITHMETIC = [
 from cases_kv import KV  # noqa: E402 - made of the names above
 
 CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV
+from cases_attention import ATTENTION  # noqa: E402 - it needs Case
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC
