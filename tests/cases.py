@@ -720,4 +720,6 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC
+from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
