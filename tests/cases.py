@@ -726,3 +726,6 @@ CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV
 from cases_attention import ATTENTION  # noqa: E402 - it needs Case
 
 CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC
+from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER

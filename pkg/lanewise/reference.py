@@ -661,6 +661,8 @@ def zero_blocks(pool: NDArray[Any], ids: Sequence[int]) -> NDArray[Any]:
     zeroed = pool.copy()
     zeroed[ids] = np.zeros((), pool.dtype)
     return zeroed
+
+
 # ---- the KV-cache ----
 
 
@@ -697,3 +699,48 @@ def prefix_hashes(
         h = _fold(h, b)
         hashes.append(h)
     return hashes
+
+
+# ---- keys and values ----
+
+
+def narrow(x: Any, dtype: str) -> NDArray[Any]:
+    """float32 to the nearest of "f32", "f16" or "bf16" (its bits, uint16), ties to even; every NaN to the quiet one."""
+    x = np.where(np.isnan(x), np.float32(np.nan), np.float32(x))
+    if dtype == "f32":
+        return x
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return np.where(np.isnan(x), np.uint16(0x7E00), x.astype(np.float16).view(np.uint16)).view(np.float16)
+    bits = x.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    return np.where(np.isnan(x), np.uint32(0x7FC0), rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def quantise(x: Any) -> tuple[NDArray[np.int8], F32]:
+    """Codes of rows along the last axis, and (..., 2): scale and zero. A code c stands for scale * (c - zero)."""
+    x = np.float32(x)
+    low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+    extent = high.astype(np.float64) - low
+    blank = extent < 2.0**-126
+    scale = np.where(blank, 1, extent / 255).astype(np.float32)
+    zero = np.where(blank, 0, np.rint(np.float32(-128) - low / scale)).astype(np.float32)
+    codes = np.where(blank, 0, np.clip(np.rint(x / scale) + zero, -128, 127)).astype(np.int8)
+    return codes, np.concatenate([np.where(blank, 0, scale), zero], -1).astype(np.float32)
+
+
+def dequantise(codes: NDArray[np.int8], scales: F32) -> F32:
+    return scales[..., :1] * (codes - scales[..., 1:])
+
+
+def turn(x: Any, cos: F32, sin: F32, *, interleaved: bool = False) -> F32:
+    """Rows (..., head_dim) turned pair by pair, in float32; cos and sin broadcast against (..., pairs)."""
+    x = np.float32(x).copy()
+    pairs = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    )
+    a, b = x[..., first], x[..., second]
+    with np.errstate(all="ignore"):
+        x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
+    return x
