@@ -573,8 +573,10 @@ def score(
 # ---- blocks ----
 
 
-def move_blocks(source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int) -> NDArray[Any]:
-    """`target` after block i of `source` has become block j, for all pairs (i, j): all are read, then all are written."""
+def move_blocks(
+    source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int
+) -> NDArray[Any]:
+    """`target` after block i of `source` became block j, for all pairs (i, j): all are read, then all are written."""
     moved, before = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
     for i, j in pairs:
         moved[j] = before[i]
@@ -585,6 +587,8 @@ def zero_blocks(pool: NDArray[Any], ids: Sequence[int]) -> NDArray[Any]:
     zeroed = pool.copy()
     zeroed[ids] = np.zeros((), pool.dtype)
     return zeroed
+
+
 # ---- the KV-cache ----
 
 
