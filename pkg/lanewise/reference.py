@@ -650,7 +650,7 @@ def merge_states(v: np.ndarray, s: np.ndarray, *, lse_base: str = "e") -> tuple[
 def move_blocks(
     source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int
 ) -> NDArray[Any]:
-    """`target` after block i of `source` has become block j, for all pairs (i, j): all are read, then all are written."""
+    """`target` after block i of `source` became block j, for all pairs (i, j): all are read, then all are written."""
     moved, before = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
     for i, j in pairs:
         moved[j] = before[i]
