@@ -3,6 +3,8 @@
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
+from .beams import BeamSearch, Hypothesis, Move
+from .decoding import BeamStep, Verified, beam_step, verify_draft
 from .drawing import sample_from_probs, sample_n, verify
 from .errors import InvalidLogitsError
 from .filters import (
@@ -24,16 +26,22 @@ from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
+    "BeamSearch",
+    "BeamStep",
+    "Hypothesis",
     "InvalidLogitsError",
     "Logprobs",
+    "Move",
     "SampleState",
     "SamplingParams",
     "Stream",
     "Support",
+    "Verified",
     "apply_bias",
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "beam_step",
     "get_num_threads",
     "info",
     "log_softmax",
@@ -55,4 +63,5 @@ __all__ = [
     "use",
     "using",
     "verify",
+    "verify_draft",
 ]
