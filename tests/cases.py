@@ -13,6 +13,8 @@ import numpy as np
 import lanewise
 from lanewise import _ops, reference
 
+import cases_spec
+
 SIZES = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 4099, 40001, 262144)
 DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -720,4 +722,21 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC
+DECODING = [
+    Case(
+        "beam_step",
+        lambda rng, n, dtype: rows(ANY)(rng, n, dtype),
+        cases_spec.beam_settings,
+        cases_spec.run_beam_step,
+        cases_spec.beam_reference,
+    ),
+    Case(
+        "verify_draft",
+        lambda rng, n, dtype: rows(ANY)(rng, n, dtype),
+        cases_spec.draft_settings,
+        cases_spec.run_verify_draft,
+        cases_spec.draft_reference,
+    ),
+]
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ARITHMETIC

@@ -178,7 +178,8 @@ class BeamSearch:
 
     def _best(self, g: int, *candidates: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """What goes on; what ends among the first `width` enters the kept ones, which never are more than that."""
-        last, going_on = self.length == self.max_length, []
+        last = self.length == self.max_length
+        going_on: list[tuple[Any, ...]] = []
         for rank, (beam, token, total, order) in enumerate(candidates):
             if token < 0:
                 break
@@ -200,7 +201,8 @@ class BeamSearch:
 
     def _stochastic(self, g: int, *candidates: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The first `width` of the candidates and of what has ended before, which stays in the draw."""
-        last, going_on = self.length == self.max_length, []
+        last = self.length == self.max_length
+        going_on: list[tuple[Any, ...]] = []
         places: list[tuple[float, int, Any]] = [(-h.score, 0, h) for h in self._kept[g]]
         places += [(-c[3], 1 + i, c) for i, c in enumerate(candidates) if c[1] >= 0]
         self._kept[g] = []
@@ -208,7 +210,7 @@ class BeamSearch:
             if not new:
                 self._kept[g].append(c)
             elif c[1] in self.eos_ids or last:
-                self._kept[g].append(self._ended(g, *c[:3], float(c[3])))
+                self._kept[g].append(self._ended(g, c[0], c[1], c[2], float(c[3])))
             else:
                 going_on.append(c)
         return going_on

@@ -3,7 +3,7 @@
 cimport numpy as cnp
 from libc.float cimport DBL_MAX
 from libc.math cimport INFINITY
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport INT64_MAX, UINT32_MAX, int64_t
 from libc.string cimport memset
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanewise._arguments cimport check_on_invalid, integer, is_sparse, number, ties_of_steps
+from lanewise._arguments cimport check_on_invalid, fill_integers, integer, is_sparse, number, ties_of_steps
 from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
@@ -388,6 +388,9 @@ def verify_draft(target, draft, params=None, *, q=None, method="noise", probs=Fa
     tokens, path = np.empty((len(drafts), width), np.int64), np.empty((len(drafts), width - 1), np.int64)
     accepted = np.empty(len(drafts), np.int64)
     a.x, a.rows, a.cols, a.dtype, a.x_stride = rows_span(&r), len(drafts), r.cols, r.dtype, r.stride
+    if step is not None:  # each place has its own
+        steps = np.empty(len(drafts), np.int64)
+        fill_integers(cnp.PyArray_DATA(steps), sizeof(int64_t), len(drafts), step, "step", 0, UINT32_MAX - width + 1)
     a.starts, a.draft, a.width = whole(starts), whole(ids), width
     a.tokens, a.path, a.accepted = whole(tokens), whole(path), whole(accepted)
     draw(OP_verify_draft, &a, a.params.ptr, &own, width * r.cols, seed, step, keys, None, None)
