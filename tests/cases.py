@@ -7,13 +7,12 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
+import cases_spec
 import ml_dtypes
 import numpy as np
 
 import lanewise
 from lanewise import _ops, reference
-
-import cases_spec
 
 SIZES = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 4099, 40001, 262144)
 DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

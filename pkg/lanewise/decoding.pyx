@@ -169,16 +169,31 @@ cdef list lists_of(object ids, str name, bint single, list counts):
     return rows if counts is None else [row[:count] for row, count in zip(rows, counts)]
 
 
-cdef cnp.ndarray checked(list rows, str name, bint single, int64_t vocab):
-    for i, row in enumerate(rows):
-        bad = np.flatnonzero((row < 0) | (row >= vocab))
-        if bad.size:
-            where = f"{name}[{bad[0]}]" if single else f"{name}[{i}][{bad[0]}]"
-            raise ValueError(f"{where} is {row[bad[0]]}, not an id in 0..{vocab - 1}")
-    return np.concatenate(rows) if rows else np.empty(0, np.int64)
+# All ids one after the other, `width` a sequence or, if it is 0, as many as there are; where each sequence's begin, and
+# how many there are, in starts.
+cdef cnp.ndarray laid_out(list rows, str name, bint single, int64_t vocab, int64_t width, int64_t *starts):
+    cdef cnp.npy_intp total = 0
+    cdef int64_t i, j, at = 0, id_, count = len(rows)
+    cdef cnp.ndarray row, ids
+    for i in range(count):
+        row = rows[i]
+        starts[3 * i + 2] = cnp.PyArray_DIM(row, 0)
+        total += width or starts[3 * i + 2]
+    ids = cnp.PyArray_ZEROS(1, &total, cnp.NPY_INT64, 0)
+    for i in range(count):
+        row = rows[i]
+        starts[3 * i + 1] = at
+        for j in range(starts[3 * i + 2]):
+            id_ = (<int64_t *>cnp.PyArray_DATA(row))[j]
+            if not 0 <= id_ < vocab:
+                where = f"{name}[{j}]" if single else f"{name}[{i}][{j}]"
+                raise ValueError(f"{where} is {id_}, not an id in 0..{vocab - 1}")
+            (<int64_t *>cnp.PyArray_DATA(ids))[at + j] = id_
+        at += width or starts[3 * i + 2]
+    return ids
 
 
-cdef cnp.ndarray checked_parents(object parents, bint single, list drafts, bint distinct):
+cdef list parents_of(object parents, bint single, list drafts, bint distinct):
     rows = lists_of(parents, "parents", single, [len(row) for row in drafts])
     if [len(row) for row in rows] != [len(row) for row in drafts]:
         raise ValueError("parents must have one entry a draft")
@@ -189,7 +204,7 @@ cdef cnp.ndarray checked_parents(object parents, bint single, list drafts, bint 
             raise ValueError(f"{where}[{bad[0]}] is {row[bad[0]]}, not the number of a draft before it, or -1 for none")
         if distinct and len(set(zip(row.tolist(), drafts[i].tolist()))) < len(row):
             raise ValueError(f"{where}: drafts without q that follow the same must differ")
-    return np.concatenate(rows) if rows else np.empty(0, np.int64)
+    return rows
 
 
 # What sample is told of one sequence, for each of its places.
@@ -268,6 +283,11 @@ def verify_draft(target, draft, params=None, *, q=None, method="noise", probs=Fa
     cdef rows_t r, own, rows_q
     cdef draft_args a
     cdef sample_args edits
+    cdef cnp.npy_intp shape[2]
+    cdef int64_t i, count, most = 0, every = 0
+    cdef int64_t *at
+    cdef list tree = None
+    cdef tuple wanted
     memset(&a, 0, sizeof(a))
     memset(&edits, 0, sizeof(edits))
     check_on_invalid(on_invalid)
@@ -282,86 +302,82 @@ def verify_draft(target, draft, params=None, *, q=None, method="noise", probs=Fa
     if x.ndim not in (2, 3):
         raise ValueError(f"target must have shape (n + 1, V), (B, n + 1, V) or (N + B, V), got {x.shape}")
     drafts = lists_of(draft, "draft", single, None)
-    counts = [len(row) for row in drafts]
+    count = len(drafts)
+    for row in drafts:
+        most = max(most, cnp.PyArray_DIM(<cnp.ndarray>row, 0))
+        every += cnp.PyArray_DIM(<cnp.ndarray>row, 0)
     if x.ndim == 3:
-        places = [x.shape[1]] * len(drafts)
-        if len(drafts) != x.shape[0] or max(counts, default=0) + 1 > x.shape[1]:
-            raise ValueError(f"target has {x.shape[0]} sequences of up to {x.shape[1] - 1} drafts, "
-                             f"draft has {len(drafts)} of up to {max(counts, default=0)}")
-        width, q_rows = x.shape[1], [x.shape[1] - 1] * len(drafts)
+        a.width, nested = x.shape[1], False
+        if count != x.shape[0] or most >= a.width:
+            raise ValueError(f"target has {x.shape[0]} sequences of up to {a.width - 1} drafts, "
+                             f"draft has {count} of up to {most}")
+        owner = x.reshape(-1, x.shape[2]) if x.shape[2] else x
     else:
-        places, q_rows = [count + 1 for count in counts], counts
-        width = max(places, default=1)
-        if sum(places) != x.shape[0]:
-            raise ValueError(f"target must have a row more than a sequence has drafts, {sum(places)} in all, "
+        a.width, owner = most + 1, x
+        if every + count != x.shape[0]:
+            raise ValueError(f"target must have a row more than a sequence has drafts, {every + count} in all, "
                              f"got {x.shape[0]}")
-    reshaped = x.reshape(-1, x.shape[x.ndim - 1]) if x.shape[x.ndim - 1] else x
-    owner = float_rows(reshaped, &r, "target") if probs else logits_rows(reshaped, &r, "target")
+    owner = float_rows(owner, &r, "target") if probs else logits_rows(owner, &r, "target")
     if vocab_size is not None:
         r.cols = integer(vocab_size, "vocab_size", 1, r.cols)
     if r.cols > SAMPLE_MAX_VOCAB:
         raise ValueError(f"target may have up to {SAMPLE_MAX_VOCAB} ids a row, got {r.cols}")
-    if sum(counts) > SAMPLE_MAX_VOCAB:
-        raise ValueError(f"draft may have up to {SAMPLE_MAX_VOCAB} ids in all, got {sum(counts)}")
+    if every > SAMPLE_MAX_VOCAB:
+        raise ValueError(f"draft may have up to {SAMPLE_MAX_VOCAB} ids in all, got {every}")
     own = r
-    own.rows, own.single = len(drafts), single
-    ids = checked(drafts, "draft", single, r.cols)
+    own.rows, own.single = count, single
+    shape[0], shape[1] = count, 3
+    starts = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
+    a.starts = whole(starts)
+    at = <int64_t *>a.starts.ptr
+    ids = laid_out(drafts, "draft", single, r.cols, a.width - 1 if x.ndim == 3 else 0, at)
     kept = [ids]
-    starts = np.zeros((len(drafts), 3), np.int64)
-    starts[1:, 0], starts[:, 2] = np.cumsum(places)[:-1], counts
-    starts[1:, 1] = np.cumsum(counts)[:-1]
+    for i in range(count):  # each sequence's places stand behind those of the ones before it
+        at[3 * i] = i * a.width if x.ndim == 3 else at[3 * i + 1] + i
     if q is not None:
         if method not in ("ratio", "block"):
             raise ValueError(f"q is for method 'ratio' or 'block', not {method!r}")
-        q = flat(q, "q", len(drafts), width - 1)
-        if sum(counts):
-            if q.ndim != 2 or q.shape[0] != sum(q_rows) or q.shape[1] < r.cols:
-                raise ValueError(f"q must have a row of {r.cols} for each of {sum(q_rows)} drafts, got shape {q.shape}")
+        q = flat(q, "q", count, a.width - 1)
+        if every:
+            if q.ndim != 2 or q.shape[0] != len(ids) or q.shape[1] < r.cols:
+                raise ValueError(f"q must have a row of {r.cols} for each of {len(ids)} drafts, got shape {q.shape}")
             kept.append(float_rows(q, &rows_q, "q"))
             a.q, a.q_stride = rows_span(&rows_q), rows_q.stride
-            if x.ndim == 3:  # drafts stand where their rows of q do
-                padded = np.zeros((len(drafts), width - 1), np.int64)
-                for i, row in enumerate(drafts):
-                    padded[i, :len(row)] = row
-                ids = padded.reshape(-1)
-                kept.append(ids)
-                starts[:, 1] = np.arange(len(drafts)) * (width - 1)
-    tree = [None] * len(drafts)
     if parents is not None:
         if method not in ("noise", "ratio"):
             raise ValueError(f"a tree is for method 'noise' or 'ratio', not {method!r}")
-        above = checked_parents(parents, single, drafts, method == "ratio" and q is None)
-        tree = np.split(above, np.cumsum(counts)[:-1])
-        if len(ids) != len(above):
-            above = np.zeros(len(ids), np.int64)
-            for at, row in zip(starts[:, 1].tolist(), tree):
-                above[at:at + len(row)] = row
+        tree = parents_of(parents, single, drafts, method == "ratio" and q is None)
+        above = np.zeros(len(ids), np.int64)
+        for i in range(count):
+            above[at[3 * i + 1]:at[3 * i + 1] + at[3 * i + 2]] = tree[i]
         a.parents = whole(above)
         kept.append(above)
     numbers = [temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty, presence_penalty]
-    told = [prompt_ids, output_ids, bias, mask]
+    told = [edit is not None for edit in (prompt_ids, output_ids, bias, mask)]
     if probs:
-        if params is not None or numbers != NEUTRAL or any([edit is not None for edit in told]):
+        if params is not None or numbers != NEUTRAL or any(told):
             raise ValueError("probs=True takes the target as it is: what sample is told of logits does not go with it")
         if method == "typical":
             raise ValueError("method 'typical' is for logits")
     if params is not None:
-        numbers = from_params(params, numbers, len(drafts))
-    rows_params = np.zeros((len(drafts), sizeof(sample_params)), np.uint8)
+        numbers = from_params(params, numbers, count)
+    rows_params = np.zeros((count, sizeof(sample_params)), np.uint8)
     a.params = whole(rows_params)
     (temperature, top_k, top_p, min_p, min_keep, repetition_penalty, frequency_penalty, presence_penalty) = numbers
     fill_numbers(<sample_params *>a.params.ptr, len(drafts), temperature, top_k, top_p, min_p, min_keep,
                  repetition_penalty, frequency_penalty, presence_penalty)
-    if prompt_ids is not None:
-        prompt_ids = prompts_of(prompt_ids, single, places)
-    if output_ids is not None:
-        output_ids = histories(output_ids, "output_ids", single, drafts, tree, places)
-    if bias is not None:
-        bias = biases_of(bias, places)
-    if mask is not None:
-        mask = flat(mask, "mask", len(drafts), width)
     r.single = False
-    kept += fill_edits(&edits, &r, prompt_ids, output_ids, bias, mask)
+    if any(told):
+        places = [a.width if x.ndim == 3 else at[3 * i + 2] + 1 for i in range(count)]
+        if prompt_ids is not None:
+            prompt_ids = prompts_of(prompt_ids, single, places)
+        if output_ids is not None:
+            output_ids = histories(output_ids, "output_ids", single, drafts, tree or [None] * count, places)
+        if bias is not None:
+            bias = biases_of(bias, places)
+        if mask is not None:
+            mask = flat(mask, "mask", count, a.width)
+        kept += fill_edits(&edits, &r, prompt_ids, output_ids, bias, mask)
     a.mask, a.mask_kind, a.mask_stride, a.mask_width = edits.mask, edits.mask_kind, edits.mask_stride, edits.mask_width
     a.bias_ids, a.bias_values, a.bias_offsets = edits.bias_ids, edits.bias_values, edits.bias_offsets
     a.bias_dense, a.bias_stride = edits.bias_dense, edits.bias_stride
@@ -371,9 +387,11 @@ def verify_draft(target, draft, params=None, *, q=None, method="noise", probs=Fa
         if seed is not None or step is not None or keys is not None:
             raise ValueError("seed, step and keys do not go with u")
         coins = np.array(as_array(u, "u"), np.float64, order="C")
-        shape = (len(drafts), width) if x.ndim == 3 else (r.rows,)
-        if coins.shape != shape:
-            raise ValueError(f"u must have shape {shape}, one number a place, got {coins.shape}")
+        wanted = (count, a.width)
+        if x.ndim == 2:
+            wanted = (r.rows,)
+        if coins.shape != wanted:
+            raise ValueError(f"u must have shape {wanted}, one number a place, got {coins.shape}")
         bad = np.argwhere(~((coins >= 0) & (coins < 1)))
         if bad.size:
             raise ValueError(f"u{bad[0].tolist()} is {coins[tuple(bad[0])]}; it must be in [0, 1)")
@@ -385,18 +403,20 @@ def verify_draft(target, draft, params=None, *, q=None, method="noise", probs=Fa
         raise ValueError("thresholds are for method 'typical', or 'ratio' without q")
     first, second = limits
     a.limits[0], a.limits[1] = number(first, "thresholds[0]", 0.0, INFINITY), number(second, "thresholds[1]", 0.0, INFINITY)
-    tokens, path = np.empty((len(drafts), width), np.int64), np.empty((len(drafts), width - 1), np.int64)
-    accepted = np.empty(len(drafts), np.int64)
-    a.x, a.rows, a.cols, a.dtype, a.x_stride = rows_span(&r), len(drafts), r.cols, r.dtype, r.stride
     if step is not None:  # each place has its own
-        steps = np.empty(len(drafts), np.int64)
-        fill_integers(cnp.PyArray_DATA(steps), sizeof(int64_t), len(drafts), step, "step", 0, UINT32_MAX - width + 1)
-    a.starts, a.draft, a.width = whole(starts), whole(ids), width
-    a.tokens, a.path, a.accepted = whole(tokens), whole(path), whole(accepted)
-    draw(OP_verify_draft, &a, a.params.ptr, &own, width * r.cols, seed, step, keys, None, None)
+        steps = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
+        fill_integers(cnp.PyArray_DATA(steps), sizeof(int64_t), count, step, "step", 0, UINT32_MAX - a.width + 1)
+    accepted = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
+    shape[1] = a.width
+    tokens = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
+    shape[1] = a.width - 1
+    path = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
+    a.x, a.rows, a.cols, a.dtype, a.x_stride = rows_span(&r), count, r.cols, r.dtype, r.stride
+    a.draft, a.tokens, a.path, a.accepted = whole(ids), whole(tokens), whole(path), whole(accepted)
+    draw(OP_verify_draft, &a, a.params.ptr, &own, a.width * r.cols, seed, step, keys, None, None)
     found = Verified(tokens[0], int(accepted[0]), path[0]) if single else Verified(tokens, accepted, path)
     if on_invalid == "raise":
-        invalid = np.flatnonzero(tokens[:, 0] < 0).tolist()
+        invalid = [i for i in range(count) if (<int64_t *>a.tokens.ptr)[i * a.width] < 0]
         if invalid:
             raise InvalidLogitsError(invalid, found, PROBS_REASON if probs else REASON)
     return found
