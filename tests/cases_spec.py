@@ -1,4 +1,4 @@
-"""The Cases of beams and of drafts: rows of the input, in turn, are beams, or places of sequences with 0, 1, 2, 3 drafts."""
+"""The Cases of beams and drafts: an input's rows, in turn, are beams, or places of sequences of 0, 1, 2, 3 drafts."""
 
 from __future__ import annotations
 
