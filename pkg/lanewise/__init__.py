@@ -3,10 +3,10 @@
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
-from .beams import BeamSearch, Hypothesis, Move
+from .beams import BeamMove, BeamSearch, Hypothesis
 from .decoding import BeamStep, Verified, beam_step, verify_draft
 from .drawing import sample_from_probs, sample_n, verify
-from .errors import InvalidLogitsError
+from .errors import BlockError, InvalidLogitsError, OutOfBlocksError
 from .filters import (
     apply_bias,
     apply_penalties,
@@ -18,6 +18,7 @@ from .filters import (
     top_p_renorm,
 )
 from .params import SamplingParams
+from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
 from .state import SampleState
@@ -26,12 +27,16 @@ from .values import log_softmax, logsumexp, scale, softmax
 
 __version__ = "0.1.0"
 __all__ = [
+    "BeamMove",
     "BeamSearch",
     "BeamStep",
+    "BlockError",
+    "BlockPool",
     "Hypothesis",
     "InvalidLogitsError",
     "Logprobs",
-    "Move",
+    "OutOfBlocksError",
+    "PrefixCache",
     "SampleState",
     "SamplingParams",
     "Stream",

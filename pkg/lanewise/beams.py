@@ -25,7 +25,7 @@ class Hypothesis(NamedTuple):
     sum: float  # of the logprobs
 
 
-class Move(NamedTuple):
+class BeamMove(NamedTuple):
     """What a step asks of the model: row i goes on from what was row rows[i], with tokens[i]."""
 
     rows: I64
@@ -119,7 +119,7 @@ class BeamSearch:
         """Whether no beam is open."""
         return not bool(np.isfinite(self._sums).any())
 
-    def step(self, logits: Array, *, bias: Bias | None = None, mask: Mask | None = None) -> Move:
+    def step(self, logits: Array, *, bias: Bias | None = None, mask: Mask | None = None) -> BeamMove:
         """Goes on by one token, which the logits, one row a beam, are of."""
         if self.done:
             raise ValueError("the search is done: there is no beam to go on with")
@@ -131,7 +131,7 @@ class BeamSearch:
         self.length += 1
         orders = found.scores if found.perturbed is None else found.perturbed
         rows = np.arange(self._sums.size).reshape(self._sums.shape)
-        move = Move(rows.copy(), np.full(rows.shape, self.pad))
+        move = BeamMove(rows.copy(), np.full(rows.shape, self.pad))
         before, self._sums = self._sums, np.full(self._sums.shape, -np.inf)
         noisy = None if self._perturbed is None else np.full(self._sums.shape, -np.inf)
         for g in np.flatnonzero(np.isfinite(before).any(1)).tolist():
@@ -145,7 +145,7 @@ class BeamSearch:
         self._perturbed = noisy
         self._tokens[:, : self.length - 1] = self._tokens[move.rows.reshape(-1), : self.length - 1]
         self._tokens[:, self.length - 1] = move.tokens.reshape(-1)
-        return Move(move.rows.reshape(-1), move.tokens.reshape(-1))
+        return BeamMove(move.rows.reshape(-1), move.tokens.reshape(-1))
 
     def finish(self, n: Int | None = None) -> list[list[Hypothesis]]:
         """The n best hypotheses of each search, best first; all that are kept without n.

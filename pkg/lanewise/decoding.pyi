@@ -20,9 +20,11 @@ class Verified(NamedTuple):
     accepted: NDArray[np.int64] | int
     path: NDArray[np.int64]
 
+__test__: dict[str, str]  # added by Cython
 METHODS: dict[str, int]
 THRESHOLDS: dict[str, tuple[float, float]]
 PROBS_REASON: str
+REASON: str
 NEUTRAL: list[float]
 
 def beam_step(
