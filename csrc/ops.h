@@ -132,6 +132,51 @@ struct logprobs_args {
   int64_t force_exact;
 };
 
+/* One step of beam search for `rows` searches, each `groups` groups of `beams` beams: beam b of group g of search r is
+   row (r * groups + g) * beams + b of the logits. Edits are as in sample_args, one row a beam. */
+struct beam_args {
+  struct span x, scores, perturbed; /* float64[beams in all] each; perturbed only of stochastic beams */
+  struct span params;               /* of each beam: penalties; for stochastic beams seed, key and step */
+  struct span mask;
+  struct span bias_ids, bias_values, bias_offsets;
+  struct span prompt_ids, prompt_offsets, output_ids, output_offsets;
+  struct span eos_ids;                                      /* int64[eos_count] */
+  struct span to_scores, to_perturbed, to_beams, to_tokens; /* float64, float64, int64, int64 [groups in all][n] */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride;
+  int64_t mask_kind, mask_stride, mask_width;
+  int64_t bias_dense, bias_stride;
+  int64_t groups, beams, n, eos_count;
+  int64_t force_exact;
+  double diversity_penalty;
+};
+
+enum { BEAM_LIMIT = 512 }; /* beams of a search; candidates of a group, if these are not fewer than columns */
+
+enum { DRAFT_NOISE, DRAFT_RATIO, DRAFT_BLOCK, DRAFT_TYPICAL };
+
+/* Drafts of `rows` sequences, checked. A sequence of n drafts has n + 1 rows of the target: the first follows what is
+   there, each other follows the draft before it, or in a tree the draft of its number. Edits are one row of these. */
+struct draft_args {
+  struct span x, q; /* q: float32, one row a draft; NULL: the drafts are certain */
+  struct span params;
+  struct span mask;
+  struct span bias_ids, bias_values, bias_offsets;
+  struct span prompt_ids, prompt_offsets, output_ids, output_offsets;
+  struct span starts;                 /* int64[rows][3]: first row of the target, first draft, how many drafts */
+  struct span draft, parents;         /* int64, one a draft; parents, -1 for none, come before; NULL: a chain */
+  struct span u;                      /* float64, one a row of the target; NULL: of the seed */
+  struct span tokens, path, accepted; /* int64[rows][width], int64[rows][width - 1], int64[rows]; -1: invalid */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride, q_stride;
+  int64_t mask_kind, mask_stride, mask_width;
+  int64_t bias_dense, bias_stride;
+  int64_t of_probs, method, width; /* of_probs: x is float32 probabilities */
+  int64_t ties_all, force_exact;
+  int64_t steps[STEP_LIMIT];
+  double limits[2]; /* typical: epsilon, alpha; a tree without q: of one, of the sum */
+};
+
 /* How the keys or the values lie in a cache: bytes from one layer, block, head and token to the next. Along head_dim
    `chunk` elements are adjacent, and chunks are chunk_stride bytes apart: one chunk holds all of it (chunk == dim), or
    a few (the transposed layouts). Token t of a sequence is token t % block_size of its block t / block_size.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
+import cases_spec
 import ml_dtypes
 import numpy as np
 
@@ -729,3 +730,21 @@ CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC
 from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
 
 CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
+DECODING = [
+    Case(
+        "beam_step",
+        lambda rng, n, dtype: rows(ANY)(rng, n, dtype),
+        cases_spec.beam_settings,
+        cases_spec.run_beam_step,
+        cases_spec.beam_reference,
+    ),
+    Case(
+        "verify_draft",
+        lambda rng, n, dtype: rows(ANY)(rng, n, dtype),
+        cases_spec.draft_settings,
+        cases_spec.run_verify_draft,
+        cases_spec.draft_reference,
+    ),
+]
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ARITHMETIC

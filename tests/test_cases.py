@@ -102,7 +102,17 @@ def test_bits_equal_scalar(case: Case, n: int, dtype: str, isa: str) -> None:
             assert_same(run_guarded(case, x, s, at_end=i % 2 == 0), want, (isa, n, s))
 
 
-TWO_PATHS = ("top_k", "sample", "top_k_mask", "top_p_mask", "min_p_mask", "top_k_renorm", "logprobs")
+TWO_PATHS = (
+    "top_k",
+    "sample",
+    "top_k_mask",
+    "top_p_mask",
+    "min_p_mask",
+    "top_k_renorm",
+    "logprobs",
+    "beam_step",
+    "verify_draft",
+)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -24,6 +24,7 @@ import lanewise
 from lanewise import InvalidLogitsError, reference
 
 from guarded import Guarded
+from laws import chi_square
 
 INF = np.inf
 MAPS = (lanewise.softmax, lanewise.log_softmax, lanewise.logsumexp, lambda x: lanewise.scale(x, 0.5))
@@ -885,6 +886,177 @@ def moves_of_one_call_count_as_made_at_once() -> None:
             lanewise.swap_blocks(pool, pool, pairs)
             for moved in (pool, at_once):
                 assert moved.reshape(3, -1)[:, 0].tolist() == want
+# ---- beams ----
+
+
+def spread(**logprobs: float) -> np.ndarray:
+    """A row with these logprobs, id 0 called t0 and so on, and the rest of the mass thin over 2000 ids."""
+    p = np.zeros(2000)
+    for name, value in logprobs.items():
+        p[int(name[1:])] = np.exp(value)
+    p[len(p) // 2 :] = (1 - p.sum()) / (len(p) // 2)
+    return log32(p)
+
+
+@fault("PE09")
+def penalty_sees_all_of_the_history() -> None:
+    row, want = f32(*range(10)), np.float64(range(10))
+    want[[4, 9]] -= 100
+    expected = lanewise.log_softmax(want.astype(np.float32))
+    greedy = lanewise.logprobs(row, ids=[4, 9], presence_penalty=100.0, output_ids=[4, 9])
+    np.testing.assert_array_equal(greedy.given, expected[[4, 9]])
+    found = lanewise.beam_step([0.0, 0.0], np.stack([row] * 2), n=20, presence_penalty=100.0, output_ids=[[4, 9]] * 2)
+    for token in (4, 9):
+        np.testing.assert_array_equal(found.scores[found.tokens == token], [expected[token]] * 2)
+    search = lanewise.BeamSearch(1, max_length=9, presence_penalty=100.0)
+    while not search.done:
+        search.step(row[None])
+    assert search.finish()[0][0].tokens.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+
+
+@fault("BE01")
+def bound_knows_the_sign_of_length_penalty() -> None:
+    """Kept: -0.5. Open: -2.0 at length 2, which may be -0.2 at length 10 if the penalty divides."""
+    for penalty, goes_on in {1.0: True, 0.0: False, -1.0: False}.items():
+        search = lanewise.BeamSearch(1, max_length=10, eos_ids=[0], length_penalty=penalty, early_stopping="never")
+        search.step(spread(t0=-0.5, t1=-1.4)[None])
+        assert search.finish()[0][0].score == pytest.approx(-0.5, abs=1e-5)
+        if not search.done:
+            search.step(spread(t0=-1.5, t1=-0.6)[None])
+            assert search.scores.item() == pytest.approx(-2.0, abs=1e-5)
+        assert search.done != goes_on, penalty
+    short = lanewise.BeamSearch(1, max_length=10, eos_ids=[0], early_stopping=False)  # at its present length
+    short.step(spread(t0=-0.5, t1=-1.4)[None])
+    assert short.done
+
+
+@fault("BE03")
+def open_beam_that_can_still_win_wins() -> None:
+    """Ended: -2.0 at length 2, -1 a token. Open: -2.2 at length 3, -0.733 a token."""
+    for early_stopping in (True, False, "never"):
+        search = lanewise.BeamSearch(2, max_length=10, eos_ids=[0], early_stopping=early_stopping)
+        search.step(np.stack([spread(t1=-1.0, t2=-1.5)] * 2))
+        search.step(np.stack([spread(t0=-1.0), spread(t1=-0.6)]))
+        assert search.finish()[0][1].score == pytest.approx(-1.05, abs=1e-5) and not search.done
+        search.step(np.stack([spread(t0=-0.1)] * 2))
+        best = search.finish()[0][0]
+        assert best.tokens.tolist() == [2, 1, 0] and best.score == pytest.approx(-2.2 / 3, abs=1e-5)
+
+
+@fault("BE05")
+def length_counts_what_was_generated_and_its_end() -> None:
+    search = lanewise.BeamSearch(1, max_length=9, eos_ids=[0], length_penalty=1.0)
+    for token in (1, 2, 0):
+        search.step(log32([np.where(np.arange(3) == token, 0.8, 0.1)]))
+    best = search.finish()[0][0]
+    assert best.tokens.tolist() == [1, 2, 0]
+    assert best.sum == pytest.approx(3 * np.log(0.8), abs=1e-6) and best.score == best.sum / 3
+
+
+@fault("BE07")
+def kept_hypotheses_are_bounded() -> None:
+    search = lanewise.BeamSearch(20, max_length=120, eos_ids=[0], early_stopping="never", length_penalty=5.0)
+    logits = np.stack([log32([0.5, *[0.5 / 39] * 39])] * 20)
+    while not search.done:
+        search.step(logits)
+        assert len(search.finish()[0]) <= 20 and sum(map(len, search._kept)) <= 20
+    assert search.length == 120
+
+
+@fault("BE09")
+def first_step_gives_different_tokens() -> None:
+    search = lanewise.BeamSearch(3, max_length=5)
+    move = search.step(np.stack([f32(0.1, 0.5, 0.3, 0.2, 0.4)] * 3))
+    assert move.tokens.tolist() == [1, 4, 2] and move.rows.tolist() == [0, 0, 0]
+
+
+# ---- drafts ----
+
+
+def verified(target: Any, draft: list[int], q: Any = None, **told: Any) -> lanewise.Verified:
+    how: dict[str, Any] = {"probs": True, "method": "ratio", "on_invalid": "mark", **told}
+    return lanewise.verify_draft(np.float32(target), draft, q=None if q is None else np.float32(q), **how)
+
+
+@fault("SP01")
+def nan_row_gives_no_id() -> None:
+    for vocab in (10, 129280):
+        nan = np.full((2, vocab), np.nan)
+        q = np.full((1, vocab), 1 / vocab)
+        for method, draft_q in (("ratio", q), ("ratio", None), ("block", q), ("block", None), ("noise", None)):
+            found = verified(nan, [3], draft_q, method=method, seed=1, step=0)
+            assert found.accepted == 0 and found.tokens.tolist() == [-1, -1]
+        for method in ("noise", "ratio", "block", "typical"):
+            found = verified(nan, [3], method=method, probs=False, seed=1, step=0)
+            assert found.accepted == 0 and found.tokens.tolist() == [-1, -1]
+        left = np.where(np.arange(vocab) == vocab - 1, np.nan, 0.0)  # the draft falls, and what is left has a NaN
+        assert verified([left, left], [3], q, seed=1, step=0).tokens.tolist() == [-1, -1]
+    with pytest.raises(InvalidLogitsError) as caught:
+        verified(np.full((2, 10), np.nan), [3], seed=1, step=0, on_invalid="raise")
+    assert caught.value.rows == [0] and caught.value.tokens.accepted == 0
+
+
+@fault("SP03")
+def coin_of_0_does_not_accept_what_has_no_probability() -> None:
+    for method, q in (("ratio", [[1, 0]]), ("ratio", None), ("block", [[1, 0]]), ("block", None)):
+        found = verified([[0, 1], [0.5, 0.5]], [0], q, method=method, u=[0.0, 0.0])
+        assert found.tokens.tolist() == [1, -1] and found.accepted == 0
+
+
+@fault("SP05")
+def output_follows_p_when_q_is_what_was_drawn_from() -> None:
+    trials = 6000
+    rng = np.random.default_rng(5)
+    p, soft = (lanewise.softmax(rng.standard_normal(8).astype(np.float32)) for _ in range(2))
+    q = lanewise.top_k_renorm(soft, 3)
+    draft = lanewise.sample_from_probs(np.broadcast_to(q, (trials, 8)), seed=1, step=0)
+    kept = {}
+    for name, given in (("drawn from", q), ("not drawn from", soft)):
+        rows = np.broadcast_to(p, (trials, 2, 8)), np.broadcast_to(given, (trials, 1, 8))
+        found = lanewise.verify_draft(rows[0], draft[:, None], q=rows[1], probs=True, method="ratio", seed=2, step=0)
+        kept[name] = chi_square(np.bincount(found.tokens[:, 0], minlength=8), p)
+    assert kept["drawn from"] > 1e-4 and kept["not drawn from"] < 1e-6
+
+
+@fault("SP06")
+def certain_draft_is_not_judged_by_a_soft_q() -> None:
+    trials = 6000
+    p = np.broadcast_to(f32(0.5, 0.5), (trials, 2, 2))
+    draft = np.zeros((trials, 1), np.int64)
+    one_hot, soft = (np.broadcast_to(f32(*q), (trials, 1, 2)) for q in ((1, 0), (0.6, 0.4)))
+    share = {}
+    for name, q in (("absent", None), ("one-hot", one_hot), ("soft", soft)):
+        found = lanewise.verify_draft(p, draft, q=q, probs=True, method="ratio", seed=3, step=0)
+        share[name] = float((found.tokens[:, 0] == 0).mean())
+    assert share["absent"] == pytest.approx(0.5, abs=0.03) and share["one-hot"] == pytest.approx(0.5, abs=0.03)
+    assert share["soft"] == pytest.approx(0.833, abs=0.03)  # the wrong q shows
+
+
+@fault("SP07")
+def small_ratios_leave_what_they_should() -> None:
+    """What is left of p where q is far less: p - q, within 1e-6 of float64, by the draw at the u between two ids."""
+    for ratio in (1e-9, 1e-6, 1e-3):
+        p, q = np.float64([0.5, 0.25, 0.25]), np.float64([0.5 * ratio, 0.25 * ratio, 0.9])
+        rest = np.maximum(np.float32(p).astype(np.float64) - np.float32(q), 0)
+        edge = rest[0] / rest.sum()
+        for u, token in ((edge - 1e-6, 0), (edge + 1e-6, 1)):
+            assert verified([p, p], [2], [q], u=[0.999, u]).tokens.tolist() == [token, -1]
+
+
+@fault("SP09")
+def ragged_drafts_keep_their_own_q() -> None:
+    rng = np.random.default_rng(9)
+    counts = [0, 1, 3, 3]
+    p = lanewise.softmax((2 * rng.standard_normal((4, 4, 50))).astype(np.float32))
+    q = lanewise.softmax((2 * rng.standard_normal((4, 3, 50))).astype(np.float32))
+    u = rng.random((4, 4))
+    for method in ("ratio", "block"):
+        draft = np.array([[*q[i, :n].argmax(1), *[-1] * (3 - n)] for i, n in enumerate(counts)])
+        batch = lanewise.verify_draft(p, draft, q=q, probs=True, method=method, u=u)
+        for i, n in enumerate(counts):
+            alone = verified(p[i, : n + 1], draft[i, :n].tolist(), q[i, :n], method=method, u=u[i, : n + 1])
+            assert alone.tokens.tolist() == batch.tokens[i, : n + 1].tolist()
+            assert alone.accepted == batch.accepted[i]
 
 
 # ---- not here ----
@@ -979,10 +1151,10 @@ def causal_mask_is_aligned_bottom_right() -> None:
 LATER = {
     "given noise for a draw comes with the Sampler": ["SA25"],
     "mirostat comes with the Sampler": ["SA31"],
-    "beams come with the Sampler": ["PE09", "BE01", "BE03", "BE05", "BE07", "BE09"],
     "state of rows comes with the Sampler": ["AP04"],
     "speculative verification comes with the Sampler": ["SP01", "SP03", "SP05", "SP06", "SP07", "SP09"],
     "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 21, 23, 25)] + ["OK02", "OK03"],
+    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
     "attention is not built yet": ["AT01", "AT02", "AT03", "AT05", "AT07", "AT09"],
     "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
     "no wheel for 32-bit Arm is offered": ["PA03"],

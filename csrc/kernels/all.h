@@ -35,6 +35,10 @@
 
 #include "logprobs.h"
 
+#include "beams.h"
+
+#include "speculation.h"
+
 #include "arithmetic.h"
 
 #include "filters.h"

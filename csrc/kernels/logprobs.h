@@ -18,8 +18,8 @@ struct law {
   float bound;   /* how many logits exceed it is counted */
   int64_t above; /* that number; the rest is found with it */
   float max, log_total, entropy;
-  int64_t certain; /* at T = 0 the one id, else -1 */
-  int valid;
+  int64_t certain;    /* at T = 0 the one id, else -1 */
+  int valid, nothing; /* nothing but -inf */
 };
 
 /* z's; ids below 0 stand for none */
@@ -103,9 +103,21 @@ INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxi
   return sum;
 }
 
-/* Finds the law of x, and the maxima of its blocks of 64; sums has room for an entry every SUM_BLOCK. */
-INLINE void find_law(struct law *law, const void *x, size_t n, int dtype, float *maxima, struct block_sums *sums) {
-  size_t size = dtype_size(dtype), count = 0;
+struct law_args {
+  struct law *law;
+  const void *x;
+  size_t n;
+  int64_t dtype;
+  float *maxima;
+  struct block_sums *sums;
+};
+INLINE void find_law_as(const struct law_args *a, void *scratch, int dtype) {
+  (void)scratch;
+  struct law *law = a->law;
+  const void *x = a->x;
+  float *maxima = a->maxima;
+  struct block_sums *sums = a->sums;
+  size_t n = a->n, size = dtype_size(dtype), count = 0;
   int has_nan = 0;
   law->max = -INFINITY;
   for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
@@ -123,11 +135,17 @@ INLINE void find_law(struct law *law, const void *x, size_t n, int dtype, float 
     }
   }
   law->valid = !has_nan && law->max > -INFINITY && law->max < INFINITY;
+  law->nothing = !has_nan && law->max == -INFINITY;
   if (law->valid && law->greedy) {
     law->certain = (int64_t)first_equal(x, n, dtype, law->max);
   } else if (law->valid) {
     join_sums(law, sums, count);
   }
+}
+/* Finds the law of x, and the maxima of its blocks of 64; sums has room for an entry every SUM_BLOCK. */
+static void find_law(struct law *law, const void *x, size_t n, int64_t dtype, float *maxima, struct block_sums *sums) {
+  const struct law_args args = {law, x, n, dtype, maxima, sums};
+  FOR_DTYPE(find_law_as, &args, NULL)
 }
 
 INLINE void put_top(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law,

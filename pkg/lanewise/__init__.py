@@ -4,6 +4,8 @@ from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states
+from .beams import BeamMove, BeamSearch, Hypothesis
+from .decoding import BeamStep, Verified, beam_step, verify_draft
 from .drawing import sample_from_probs, sample_n, verify
 from .errors import BlockError, DamagedSaveError, InvalidLogitsError, OutOfBlocksError
 from .filters import (
@@ -44,6 +46,12 @@ __all__ = [
     "BlockError",
     "BlockPool",
     "DamagedSaveError",
+    "BeamMove",
+    "BeamSearch",
+    "BeamStep",
+    "BlockError",
+    "BlockPool",
+    "Hypothesis",
     "InvalidLogitsError",
     "Logprobs",
     "OutOfBlocksError",
@@ -56,6 +64,7 @@ __all__ = [
     "Stream",
     "Support",
     "append_kv",
+    "Verified",
     "apply_bias",
     "apply_penalties",
     "apply_token_bitmask",
@@ -65,6 +74,7 @@ __all__ = [
     "extend_attention",
     "gather_blocks",
     "gather_kv",
+    "beam_step",
     "get_num_threads",
     "get_stream_threshold",
     "info",
@@ -95,4 +105,5 @@ __all__ = [
     "using",
     "verify",
     "zero_blocks",
+    "verify_draft",
 ]

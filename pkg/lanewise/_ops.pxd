@@ -9,6 +9,7 @@ cdef extern from "ops.h":
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
         OP_attend, OP_attend_merge, OP_merge_states
+        OP_beam_step, OP_verify_draft
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_move_blocks, OP_zero_blocks
         OP_read_max, OP_read_exp, OP_copy
@@ -131,6 +132,33 @@ cdef extern from "ops.h":
         int64_t src_at, src_block, src_layer
         int64_t dst_at, dst_block, dst_layer
         int64_t stream
+
+    enum:
+        BEAM_LIMIT
+        DRAFT_NOISE, DRAFT_RATIO, DRAFT_BLOCK, DRAFT_TYPICAL
+
+    struct beam_args:
+        span x, scores, perturbed, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        span eos_ids, to_scores, to_perturbed, to_beams, to_tokens
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, mask_kind, mask_stride, mask_width
+        int64_t bias_dense, bias_stride
+        int64_t groups, beams, n, eos_count, force_exact
+        double diversity_penalty
+
+    struct draft_args:
+        span x, q, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        span starts, draft, parents, u, tokens, path, accepted
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, q_stride, mask_kind, mask_stride, mask_width
+        int64_t bias_dense, bias_stride
+        int64_t of_probs, method, width, ties_all, force_exact
+        int64_t steps[8]
+        double limits[2]
 
     struct noise_args:
         span out

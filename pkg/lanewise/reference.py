@@ -663,6 +663,285 @@ def zero_blocks(pool: NDArray[Any], ids: Sequence[int]) -> NDArray[Any]:
     return zeroed
 
 
+# ---- several sequences, or several tokens, at once ----
+
+
+def exp64(x: Any) -> F64:
+    """The package's exp in float64, for [-700, 700]; 0 below."""
+    x = np.float64(x)
+    safe = np.where(x >= -700, x, 0.0)
+    t = safe * 1.44269504088896340736 + 1.5 * 2.0**52
+    k = t - 1.5 * 2.0**52
+    r = (safe - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10
+    p = 1.0 + r / 12.0
+    for i in range(11, 0, -1):
+        p = 1.0 + r / i * p
+    return np.asarray(np.where(x >= -700, np.ldexp(p, k.astype(np.int64)), 0.0))
+
+
+def block_sums(terms: F32) -> F32:
+    """The sum of every 4096 terms: 64 running sums, joined by halves."""
+    sums = []
+    for first in range(0, len(terms), 4096):
+        block = terms[first : first + 4096]
+        lanes = np.zeros(64, np.float32)
+        for row in np.pad(block, (0, -len(block) % 64)).reshape(-1, 64):
+            lanes = lanes + row
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        sums.append(lanes[0])
+    return np.array(sums, np.float32)
+
+
+def _log_total(row: F32) -> np.float32:
+    """The logarithm of the sum of exp(row - max) of a valid row, to the bit."""
+    tops = np.array([row[i : i + 4096].max() for i in range(0, len(row), 4096)], np.float32)
+    tops = np.maximum.accumulate(tops)
+    total = 0.0
+    for i, top in enumerate(tops):
+        reference = top if top > -np.inf else np.float32(0)
+        with np.errstate(all="ignore"):
+            (term,) = block_sums(exp32(row[4096 * i : 4096 * (i + 1)] - reference))
+        total += float(term) * (float(exp64(float(top) - float(tops[-1]))) if top > -np.inf else 0.0)
+    return np.float32(log64(total))
+
+
+def _conditioned(noise: F64, most: float, wanted: float) -> F64:
+    below = 1.0 - exp64(noise - most)
+    v = wanted - noise + log64(np.where(below > 0, below, 1.0))
+    changed = wanted - np.maximum(v, 0.0) - log64(1.0 + exp64(-np.abs(v)))
+    return np.where(below > 0, changed, wanted)
+
+
+_noisy = scores  # beam_step has an argument of that name
+
+
+def beam_step(
+    scores: F64,
+    rows: F32,
+    *,
+    n: int,
+    groups: int = 1,
+    eos_ids: Sequence[int] = (),
+    diversity_penalty: float = 0.0,
+    perturbed: F64 | None = None,
+    seed: int = 0,
+    step: int = 0,
+    keys: Sequence[int] = (),
+) -> tuple[F64, NDArray[np.int64], NDArray[np.int64], F64]:
+    """(scores, beams, tokens, what orders them) of one search, (groups, n) each, from rows as they are judged."""
+    beams, vocab, taken = len(scores) // groups, rows.shape[1], np.zeros(rows.shape[1])
+    found = (
+        np.full((groups, n), -np.inf),
+        np.full((groups, n), -1),
+        np.full((groups, n), -1),
+        np.full((groups, n), -np.inf),
+    )
+    live = [i for i, score in enumerate(scores) if score > -np.inf]
+    if any(not (rows[i] < np.inf).all() for i in live):
+        return found[0] + np.nan, found[1], found[2], found[3] + np.nan
+    for g in range(groups):
+        score = np.full((beams, vocab), -np.inf)
+        order = score.copy()
+        for b in range(beams):
+            at = g * beams + b
+            ids = np.flatnonzero(rows[at] > -np.inf)
+            if at not in live or not len(ids):
+                continue
+            logp = (rows[at] - rows[at].max()) - _log_total(rows[at])  # log_softmax, to the bit
+            score[b, ids] = scores[at] + logp[ids].astype(np.float64)
+            order[b] = score[b] - taken * diversity_penalty
+            if perturbed is not None:
+                hi, lo = _noisy(rows[at] + np.float32(0), ids, 1.0, seed=seed, key=keys[at], step=step)
+                first = np.lexsort((ids, -lo, -hi))[:n]
+                shift = scores[at] - float(rows[at].max()) - float(_log_total(rows[at]))
+                noise = _conditioned(hi[first] + shift, hi[first[0]] + shift, perturbed[at])
+                order[b] = -np.inf
+                order[b, ids[first]] = noise - (taken * diversity_penalty)[ids[first]]
+        best = [i for i in np.argsort(-order.reshape(-1), kind="stable")[:n] if order.flat[i] > -np.inf]
+        going_on = 0
+        for i, at in enumerate(best):
+            token = at % vocab
+            plain = perturbed is None
+            found[0][g, i], found[1][g, i], found[2][g, i] = (order if plain else score).flat[at], at // vocab, token
+            found[3][g, i] = order.flat[at]
+            if going_on < beams and token not in eos_ids:
+                taken[token] += 1
+                going_on += 1
+    return found
+
+
+DOMAIN_COIN, DOMAIN_SEED = 4, 5
+
+
+def _leave(p: F32, scale: float, q: F32) -> tuple[F32, float]:
+    """max(scale * p - q, 0), and its sum; NaN where p or q has what no probability is."""
+    left = np.maximum(fma32(np.float32(scale), p, -q), np.float32(0))
+    fit = ((p >= 0) & (p < np.inf) & (q >= 0) & (q < np.inf)).all()
+    total = 0.0
+    for term in block_sums(left):
+        total += float(term)
+    return left, total if fit else math.nan
+
+
+def verify_draft(
+    rows: F32,
+    draft: Sequence[int],
+    *,
+    q: F32 | None = None,
+    method: str = "noise",
+    probs: bool = False,
+    parents: Sequence[int] | None = None,
+    thresholds: tuple[float, float] = (1.0, 1.0),
+    seed: int = 0,
+    key: int = 0,
+    step: int = 0,
+    u: Sequence[float] | None = None,
+    output_ids: Sequence[int] | None = None,
+    **told: Any,
+) -> tuple[list[int], list[int]]:
+    """(tokens, the numbers of the drafts that stand) of one sequence; no tokens if it is invalid."""
+    parent = list(range(-1, len(draft) - 1)) if parents is None else list(parents)
+    children = [[i for i, above in enumerate(parent) if above == at - 1] for at in range(len(draft) + 1)]
+    noise = {"seed": seed, "key": key}
+
+    def coin(place: int) -> float:
+        return (
+            u[place]
+            if u is not None
+            else float(philox(DOMAIN_COIN, [place], seed, key, step)[0] >> np.uint64(12)) / 2**52
+        )
+
+    def edits(at: int) -> dict[str, Any]:
+        history = [] if at == 0 else [draft[at - 1]]
+        while at and parent[at - 1] >= 0:
+            at = parent[at - 1] + 1
+            history.insert(0, draft[at - 1])
+        return {} if output_ids is None else {"output_ids": [*output_ids, *history]}
+
+    def target(at: int, depth: int) -> int:
+        how: dict[str, Any] = {"u": u[at]} if u is not None else {**noise, "step": step + depth}
+        return sample_from_probs(rows[at], **how)[0] if probs else sample(rows[at], **how, **told, **edits(at))[0]
+
+    def law(at: int) -> F32 | None:
+        if probs:
+            return np.asarray(rows[at])
+        kept, z = sample(rows[at], **told, **edits(at))[1], processed(rows[at], **_edits(told), **edits(at))
+        if not len(kept):
+            return None
+        p = np.zeros(len(z), np.float32)
+        temperature = told.get("temperature", 1.0)
+        if temperature < 1e-30:
+            p[kept] = 1
+            return p
+        e = exp32(_y(z[kept], z.max(), np.float32(1.0 / min(temperature, 1e30))))
+        p[kept] = e * np.float32(WEIGHT_ONE / int(weights(e).sum()))
+        return np.asarray(p)
+
+    def fits(*p: Any) -> bool:
+        return all(0 <= v < math.inf for v in p)
+
+    def left_over(p: F32, left: F32 | None) -> int:
+        own: dict[str, Any] = (
+            {"u": u[len(draft)]}
+            if u is not None
+            else {"seed": int(philox(DOMAIN_SEED, [0], seed, key, step)[0]), "key": key, "step": step}
+        )
+        token = -1 if left is None else sample_from_probs(left, **own)[0]
+        return sample_from_probs(p, **own)[0] if token < 0 else token
+
+    def without(p: F32, ids: list[int]) -> F32 | None:
+        left = p.copy()
+        left[ids] = 0
+        return left if ids else None
+
+    path: list[int] = []
+    at = 0
+    if method in ("noise", "typical"):
+        while True:
+            token = target(at, len(path))
+            nexts = [i for i in children[at] if draft[i] == token]
+            if method == "typical":
+                nexts = [
+                    i
+                    for i in children[at]
+                    if token >= 0 and _is_typical(rows[at], draft[i], thresholds, told | edits(at))
+                ]
+            if token < 0 or not nexts:
+                break
+            path, at = [*path, nexts[0]], nexts[0] + 1
+    elif method == "ratio":
+        while True:
+            p, left, scale, chosen, total = law(at), None, 1.0, None, 0.0
+            if p is None:
+                return [], []
+            for i in children[at]:
+                mine = p if left is None else left
+                x = draft[i]
+                if not fits(mine[x], 0 if q is None else q[i][x]):
+                    return [], []
+                if q is None:
+                    total += float(p[x])
+                    stands = p[x] > 0 and (coin(at) * thresholds[1] < total or float(p[x]) >= thresholds[0])
+                else:
+                    stands = coin(i) * float(q[i][x]) < scale * float(mine[x])
+                if stands:
+                    chosen = i
+                    break
+                if q is not None:
+                    left, rest = _leave(mine, scale, q[i])
+                    if rest != rest:
+                        return [], []
+                    if rest == 0:
+                        break
+                    scale = 1.0 / rest
+            if chosen is None:
+                token = left_over(p, without(p, [draft[i] for i in children[at]]) if q is None else left)
+                break
+            path, at = [*path, chosen], chosen + 1
+    else:
+        scale, there, scale_there = 1.0, 0, 1.0
+        p = law(0)
+        for i, x in enumerate(draft):
+            if p is None or not fits(p[x], 1 if q is None else q[i][x]):
+                return [], []
+            own, of_q = float(p[x]), 1.0 if q is None else float(q[i][x])
+            scale = min(scale * (own / of_q) if of_q > 0 else float(own > 0), 1.0)
+            chance = scale
+            if i + 1 < len(draft):
+                p = law(i + 1)
+                if p is None:
+                    return [], []
+                rest = scale * (1.0 - float(p[draft[i + 1]])) if q is None else _leave(p, scale, q[i + 1])[1]
+                if rest != rest:
+                    return [], []
+                whole = rest + (1.0 - scale)
+                chance = rest / whole if whole > 0 else 1.0
+            if coin(i) < chance:
+                there, scale_there = i + 1, scale
+        path, p = list(range(there)), law(there)
+        if p is None:
+            return [], []
+        left = None
+        if there < len(draft):
+            left, rest = (without(p, [draft[there]]), 0.0) if q is None else _leave(p, scale_there, q[there])
+            if rest != rest:
+                return [], []
+        token = left_over(p, left)
+    return ([*(draft[i] for i in path), token], path) if token >= 0 else ([], [])
+
+
+def _edits(told: dict[str, Any]) -> dict[str, Any]:
+    names = ("bias", "mask", "repetition_penalty", "frequency_penalty", "presence_penalty", "prompt_ids")
+    return {name: told[name] for name in names if name in told}
+
+
+def _is_typical(row: F32, token: int, limits: tuple[float, float], told: dict[str, Any]) -> bool:
+    names = ("temperature", "output_ids")
+    scored = score(row, token=token, **_edits(told), **{name: told[name] for name in names if name in told})
+    return bool(math.exp(scored["chosen"]) > min(limits[0], limits[1] * math.exp(-scored["entropy"])))
+
+
 # ---- the KV-cache ----
 
 
