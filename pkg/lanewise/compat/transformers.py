@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import lanewise
 from lanewise.compat._host import need
 from lanewise.compat._tensors import entropy, torch
+from lanewise.compat._transformers_cache import PagedCache
 
 WORKS = "5.0 to 5.24"
 host: Any = need(
@@ -33,6 +34,7 @@ __all__ = [
     "EpsilonLogitsWarper",
     "EtaLogitsWarper",
     "MinPLogitsWarper",
+    "PagedCache",
     "RepetitionPenaltyLogitsProcessor",
     "Sampler",
     "TemperatureLogitsWarper",

@@ -1,0 +1,161 @@
+"""A cache for transformers' models over PagedKVCache: one block a row, which is copied when it is shared and written to."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from .. import PagedKVCache, Sequence
+from ._host import need
+from ._tensors import array, tensor, torch
+
+host: Any = need(
+    "transformers.cache_utils",
+    package="transformers",
+    works="5.0 to 5.24",
+    names=("Cache", "DynamicCache", "DynamicLayer"),
+)
+
+NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+LEAST_ROOM = 256  # tokens of a row that has few
+CROPS_TO_A_LENGTH = "max_length" in inspect.signature(host.DynamicLayer.crop).parameters  # before 5.20
+
+
+class PagedLayer(host.DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values. `keys` and `values` are views of the blocks, or copies once beams have mixed them.
+
+    What is not on the CPU, or needs gradients, is kept as DynamicLayer keeps it.
+    """
+
+    cache: PagedKVCache | None = None
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.rows: list[Sequence] = []
+        if takes(key_states) and takes(value_states) and key_states.dtype == value_states.dtype:
+            self.kind = (key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype)
+            self._make(key_states.shape[0], LEAST_ROOM)
+
+    def _make(self, count: int, room: int) -> None:
+        heads, width, v_width, dtype = self.kind
+        blocks = 2 * max(count, 1)  # a row that is shared and written to takes a new one before it leaves the old
+        self.cache = PagedKVCache(
+            1, blocks, heads, width, v_head_dim=v_width, block_size=room, dtype=NAMES[dtype], prefix_cache=False
+        )
+        self.rows = [self.cache.sequence() for _ in range(count)]
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self.cache is None:
+            return super().update(key_states, value_states, *args, **kwargs)
+        count, _, more, _ = key_states.shape
+        if not self.rows:
+            self.rows = [self.cache.sequence() for _ in range(count)]
+        self._make_room(self.rows[0].length + more, 2 * count)
+        slots = self.cache.reserve(self.rows, [more] * count)
+        self.cache.write(slots, by_token(key_states), by_token(value_states), layer=0)
+        self._look()
+        return self.keys, self.values
+
+    def _make_room(self, length: int, blocks: int) -> None:
+        cache, rows = self.cache, self.rows
+        assert cache is not None
+        size = cache.geometry.block_size
+        if length <= size and blocks <= cache.geometry.num_blocks:
+            return
+        kept = cache.gather(rows)
+        counts = [row.length for row in rows]
+        self._make(len(rows), max(size, 1 << (length - 1).bit_length()))
+        self.cache.append(self.rows, *kept, counts=counts)  # type: ignore[union-attr]
+
+    def _look(self) -> None:
+        """Sets keys and values, (rows, heads, tokens, head_dim), to what the cache has."""
+        assert self.cache is not None
+        blocks, length = self.cache.block_tables(self.rows)[:, 0], self.rows[0].length
+        self.keys, self.values = (
+            as_states(side[:, :, :length], blocks, self.kind[3]) for side in (self.cache.keys(0), self.cache.values(0))
+        )
+
+    def reset(self) -> None:
+        self._keep([])
+        super().reset()
+        self.cache = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if self.cache is None or not self.rows:
+            super().crop(tokens_to_remove)
+            return
+        if tokens_to_remove > 0 and not CROPS_TO_A_LENGTH:
+            super().crop(tokens_to_remove)  # has the error for it
+        length = tokens_to_remove if tokens_to_remove > 0 else self.rows[0].length + tokens_to_remove
+        if 0 <= length < self.rows[0].length:
+            for row in self.rows:
+                row.truncate(length)
+            self._look()
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        if self.cache is None or not self.rows:
+            super().reorder_cache(beam_idx)
+        else:
+            self.cache.reorder(self.rows, array(beam_idx.to("cpu")))
+            self._look()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.cache is None or not self.rows:
+            super().batch_repeat_interleave(repeats)
+        else:
+            self._choose([i for i in range(len(self.rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Any) -> None:
+        if self.cache is None or not self.rows:
+            super().batch_select_indices(indices)
+        else:
+            self._choose(torch.arange(len(self.rows))[indices.to("cpu")].tolist())
+
+    def _choose(self, chosen: list[int]) -> None:
+        self._keep([self.rows[i].fork() for i in chosen])
+        self._look()
+
+    def _keep(self, rows: list[Sequence]) -> None:
+        for row in self.__dict__.get("rows", []):
+            row.free()
+        self.rows = rows
+
+
+class PagedCache(host.Cache):  # type: ignore[misc]
+    """Keys and values of a model's layers in blocks that grow in place: generate(..., past_key_values=PagedCache(config)).
+
+    In place of DynamicCache, which copies all it has for each token. Layers of another kind than full attention
+    (sliding windows, states) are DynamicCache's own.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        if config is None:
+            super().__init__(layer_class_to_replicate=PagedLayer)
+        else:
+            layers = host.DynamicCache(config=config).layers
+            super().__init__(layers=[PagedLayer() if type(each) is host.DynamicLayer else each for each in layers])
+
+
+def takes(states: Any) -> bool:
+    return states.device.type == "cpu" and states.dtype in NAMES and not states.requires_grad and states.dim() == 4
+
+
+def by_token(states: Any) -> Any:
+    """(tokens, heads, head_dim), the tokens of the first row first."""
+    rows, heads, count, width = states.shape
+    return states.transpose(1, 2).reshape(rows * count, heads, width)
+
+
+def as_states(side: Any, blocks: Any, dtype: Any) -> Any:
+    """The blocks as a tensor: of the cache's own memory if one step leads from each to the next."""
+    steps = np.diff(blocks)
+    step = int(steps[0]) if len(steps) else 1
+    if step > 0 and (steps == step).all():
+        found = side[int(blocks[0]) : int(blocks[-1]) + 1 : step]
+    else:
+        found = side[blocks]
+    return tensor(found.view(np.int16)).view(dtype) if dtype == torch.bfloat16 else tensor(found)
