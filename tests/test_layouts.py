@@ -1,4 +1,4 @@
-"""Layouts: every engine's arrays seen alike, without a copy; and what is said about strings and arrays that do not fit."""
+"""Layouts: every engine's arrays seen alike without a copy; what is said about strings and arrays that do not fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from lanewise import layouts
 
 L, N, H, T, D, X = 3, 5, 2, 4, 16, 8

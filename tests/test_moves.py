@@ -245,7 +245,11 @@ def refusals() -> list[tuple[Callable[[np.ndarray], object], type[Exception], st
         (lambda p: scatter(p[:1], [0], p.tolist()), TypeError, "pool must be an array, got list"),
         (lambda p: copy(p, [(0, 1), (2, 1)]), ValueError, r"pairs\[0, 1\] and pairs\[1, 1\] are both 1"),
         (lambda p: copy(p, [(0, 1), (9, 2)]), ValueError, r"pairs\[1, 0\] is 9; pool has the blocks 0 to 3"),
-        (lambda p: copy([p, p[:2].copy()], [(0, 2)]), ValueError, r"pairs\[0, 1\] is 2; pool\[1\] has the blocks 0 to 1"),
+        (
+            lambda p: copy([p, p[:2].copy()], [(0, 2)]),
+            ValueError,
+            r"pairs\[0, 1\] is 2; pool\[1\] has the blocks 0 to 1",
+        ),
         (lambda p: copy([p, p], [(0, 1)]), ValueError, r"pool\[0\] and pool\[1\] are the same memory"),
         (lambda p: copy(p, [0, 1]), ValueError, r"pairs must have shape \(M, 2\), got \(2,\)"),
         (lambda p: swap(p, p[:2], [(0, 1), (3, 511)]), ValueError, r"pairs\[1, 1\] is 511; dst has the blocks 0 to 1"),

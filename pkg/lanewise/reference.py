@@ -657,43 +657,46 @@ def move_blocks(
     return np.moveaxis(moved, 0, axis)
 
 
-def zero_blocks(pool: NDArray[Any], ids: Sequence[int]) -> NDArray[Any]:
-    zeroed = pool.copy()
-    zeroed[ids] = np.zeros((), pool.dtype)
-    return zeroed
-# ---- the KV-cache ----
+# ---- keys and values ----
 
 
-def _fold(a: int, b: int) -> int:
-    product = a * b
-    return product >> 64 ^ product & 2**64 - 1
+def narrow(x: Any, dtype: str) -> NDArray[Any]:
+    """float32 to the nearest of "f32", "f16" or "bf16" (its bits, uint16), ties to even; every NaN to the quiet one."""
+    x = np.where(np.isnan(x), np.float32(np.nan), np.float32(x))
+    if dtype == "f32":
+        return x
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return np.where(np.isnan(x), np.uint16(0x7E00), x.astype(np.float16).view(np.uint16)).view(np.float16)
+    bits = x.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    return np.where(np.isnan(x), np.uint32(0x7FC0), rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def _tagged(kind: bytes, key: str | bytes | int) -> bytes:
-    if isinstance(key, int):
-        type_, data = b"i", key.to_bytes(key.bit_length() // 8 + 1, "little", signed=True)
-    else:
-        type_, data = (b"s", key.encode("utf-8", "surrogatepass")) if isinstance(key, str) else (b"b", key)
-    return kind + type_ + len(data).to_bytes(4, "little") + data
+def quantise(x: Any) -> tuple[NDArray[np.int8], F32]:
+    """Codes of rows along the last axis, and (..., 2): scale and zero. A code c stands for scale * (c - zero)."""
+    x = np.float32(x)
+    low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+    extent = high.astype(np.float64) - low
+    blank = extent < 2.0**-126
+    scale = np.where(blank, 1, extent / 255).astype(np.float32)
+    zero = np.where(blank, 0, np.rint(np.float32(-128) - low / scale)).astype(np.float32)
+    codes = np.where(blank, 0, np.clip(np.rint(x / scale) + zero, -128, 127)).astype(np.int8)
+    return codes, np.concatenate([np.where(blank, 0, scale), zero], -1).astype(np.float32)
 
 
-def prefix_hashes(
-    tokens: Any, block_size: int, seed: int = 0, adapter: Any = None, salt: Any = None, images: Any = ()
-) -> list[int]:
-    """The hash of each full block, of its tokens, keys and all that is before it. PrefixCache.hashes."""
-    a, b = 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B  # the fractions of the square roots of 2 and 3
-    extra = {0: b"".join(_tagged(kind, key) for kind, key in ((b"a", adapter), (b"s", salt)) if key is not None)}
-    for key, position in sorted(images, key=lambda image: int(image[1])):
-        block, offset = divmod(position, block_size)
-        extra[block] = extra.get(block, b"") + offset.to_bytes(4, "little") + _tagged(b"m", key)
-    h, hashes = _fold(seed ^ a, block_size ^ b), []
-    for block in range(len(tokens) // block_size):
-        keys, own = extra.get(block, b""), [int(t) for t in tokens[block * block_size : (block + 1) * block_size]]
-        h = _fold(h ^ len(keys), b)
-        for i in range(0, len(keys), 8):
-            h = _fold(h ^ int.from_bytes(keys[i : i + 8], "little"), b)
-        for first, second in zip(own[::2], [*own[1::2], 0], strict=False):
-            h = _fold(first ^ a, second ^ h)
-        h = _fold(h, b)
-        hashes.append(h)
-    return hashes
+def dequantise(codes: NDArray[np.int8], scales: F32) -> F32:
+    return scales[..., :1] * (codes - scales[..., 1:])
+
+
+def turn(x: Any, cos: F32, sin: F32, *, interleaved: bool = False) -> F32:
+    """Rows (..., head_dim) turned pair by pair, in float32; cos and sin broadcast against (..., pairs)."""
+    x = np.float32(x).copy()
+    pairs = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    )
+    a, b = x[..., first], x[..., second]
+    with np.errstate(all="ignore"):
+        x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
+    return x

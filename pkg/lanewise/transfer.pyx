@@ -139,7 +139,7 @@ cdef int set_turn(kv_args *a, Turn turn, str name) except -1:
 cdef int run_all(list jobs) except -1:
     cdef Job job
     for job in jobs:
-        if (job.a.from_.dtype == DTYPE_I8) != (job.a.to.dtype == DTYPE_I8) or job.a.from_.dtype == DTYPE_I8:
+        if (job.a.from_.dtype == DTYPE_I8) != (job.a.to.dtype == DTYPE_I8):
             check(job)
     for job in jobs:
         if job.a.layers and job.a.heads:
@@ -316,14 +316,14 @@ def append_kv(k, v, k_cache, v_cache, slots, *, layout, k_scales=None, v_scales=
     key_axes, value_axes = layouts.parse(layout)
     keys, values, key_scales, value_scales = cache_views(k_cache, v_cache, k_scales, v_scales, layout)
     new_keys = token_views(k, token_axes(key_axes, k_cache), "k")
-    cdef int64_t items = new_keys[0].shape[3]
+    cdef int64_t items = capacity_of(new_keys)
     if (v is None) != (values is None):
         raise ValueError("v must be None if, and only if, the cache has no values")
     halves = [(new_keys, keys, key_scales, "k", "k_cache")]
     if values is not None:
         halves.append((token_views(v, token_axes(value_axes, k_cache), "v"), values, value_scales, "v", "v_cache"))
-        if halves[1][0][0].shape[3] != items:
-            raise ValueError(f"k and v must have as many tokens, got {items} and {halves[1][0][0].shape[3]}")
+        if capacity_of(halves[1][0]) != items:
+            raise ValueError(f"k and v must have as many tokens, got {items} and {capacity_of(halves[1][0])}")
         check_capacity(keys, values)
     slots = no_slot_twice(slot_array(slots, "slots", capacity_of(keys)), "slots", duplicates)
     if slots.shape[0] != items:
