@@ -22,7 +22,17 @@ if not os.environ.get("LANEWISE_DEBUG"):
     LINK_ARGS += ["-Wl,-s"] if sys.platform == "linux" else []
 
 
-def extension(name, sources=()):
+# What belongs to one module alone; every other C file is linked into _ops.
+OWN = {"pool": ["csrc/pool.c", "csrc/prefix.c"]}
+
+
+def sources_of(name):
+    rest = set(glob.glob("csrc/*.c")).difference(*OWN.values())
+    return sorted(rest) if name == "_ops" else OWN.get(name, [])
+
+
+def extension(name):
+    sources = sources_of(name)
     return Extension(
         f"lanewise.{name}",
         [f"pkg/lanewise/{name}.pyx", *sources],
@@ -36,10 +46,7 @@ def extension(name, sources=()):
 
 setup(
     ext_modules=cythonize(
-        [
-            extension(Path(module).stem, sorted(glob.glob("csrc/*.c")) if module.endswith("_ops.pyx") else [])
-            for module in sorted(glob.glob("pkg/lanewise/*.pyx"))
-        ],
+        [extension(Path(module).stem) for module in sorted(glob.glob("pkg/lanewise/*.pyx"))],
         include_path=["pkg"],
         build_dir="build/cython",
         language_level=3,

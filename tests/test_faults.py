@@ -718,8 +718,7 @@ LATER = {
     "beams come with the Sampler": ["PE09", "BE01", "BE03", "BE05", "BE07", "BE09"],
     "state of rows comes with the Sampler": ["AP04"],
     "speculative verification comes with the Sampler": ["SP01", "SP03", "SP05", "SP06", "SP07", "SP09"],
-    "the KV-cache is not built yet": [f"KV{i:02}" for i in (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25)]
-    + ["OK01", "OK02", "OK03"],
+    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
     "attention is not built yet": ["AT01", "AT02", "AT03", "AT05", "AT07", "AT09"],
     "no wheel for 32-bit Arm is offered": ["PA03"],
     "needs a second NumPy: make test-pythons covers the range": ["PA01"],
@@ -727,6 +726,7 @@ LATER = {
 ELSEWHERE = {
     "test_dispatch.py": ["DI01", "DI02", "DI03", "DI05", "DI07", "DI09", "DI11"],
     "test_build.py": ["PA02", "PA04"],
+    "test_pool.py": [f"KV{i:02}" for i in (1, 2, 3, 4, 5, 6, 7, 9, 11, 19)],
 }
 
 

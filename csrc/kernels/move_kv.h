@@ -231,6 +231,21 @@ INLINE int64_t run_from(const struct kv_args *a, int64_t i, int64_t end, int64_t
   return n;
 }
 
+/* Asks for the rows that item i will write in this layer: scattered, nothing else foresees them. */
+INLINE void ask_for_rows(const struct kv_args *a, int64_t layer, int64_t i, int64_t together, int64_t width) {
+  int64_t number = slot_at(&a->targets, i);
+  if (number < 0 || a->to.chunk != a->to.dim || a->heads / together * width > 8192) {
+    return;
+  }
+  struct slot at = place_in(number, a->to_tokens);
+  for (int64_t head = 0; head < a->heads; head += together) {
+    const char *row = place_of(&a->dst, &a->dst_scales, &a->to, layer, head, at).row;
+    for (int64_t byte = 0; byte < width; byte += 64) {
+      prefetch(row + byte);
+    }
+  }
+}
+
 /* Layers are the outer loop: they often are a power of two apart, where a cache has few places for their rows. */
 static void move_kv(const struct kv_args *a, void *scratch) {
   struct kv_scratch s = kv_scratch_of(a, scratch);
@@ -246,6 +261,9 @@ static void move_kv(const struct kv_args *a, void *scratch) {
       }
       struct slot from_at = place_in(from_slot, a->from_tokens), to_at = place_in(to_slot, a->to_tokens);
       run = as_bytes ? run_from(a, i, end, width, from_at, to_at) : 1;
+      if (as_bytes && run == 1 && i + 1 < end) {
+        ask_for_rows(a, layer, i + 1, together, width);
+      }
       for (int64_t head = 0; head < a->heads; head += together) {
         struct row_place from = place_of(&a->src, &a->src_scales, &a->from, layer, head, from_at);
         struct row_place to = place_of(&a->dst, &a->dst_scales, &a->to, layer, head, to_at);

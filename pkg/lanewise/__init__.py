@@ -5,7 +5,7 @@ from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states
 from .drawing import sample_from_probs, sample_n, verify
-from .errors import InvalidLogitsError
+from .errors import BlockError, InvalidLogitsError, OutOfBlocksError
 from .filters import (
     apply_bias,
     apply_penalties,
@@ -27,6 +27,7 @@ from .moves import (
     zero_blocks,
 )
 from .params import SamplingParams
+from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
 from .state import SampleState
@@ -37,8 +38,12 @@ from .values import log_softmax, logsumexp, scale, softmax
 __version__ = "0.1.0"
 __all__ = [
     "AttentionPlan",
+    "BlockError",
+    "BlockPool",
     "InvalidLogitsError",
     "Logprobs",
+    "OutOfBlocksError",
+    "PrefixCache",
     "SampleState",
     "SamplingParams",
     "Stream",

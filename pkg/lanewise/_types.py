@@ -32,3 +32,7 @@ Step: TypeAlias = Literal["temperature", "top_k", "top_p", "min_p"]
 Preset: TypeAlias = Literal["transformers", "vllm", "llama.cpp", "mlx-lm"] | Sequence[Step]
 Tokens: TypeAlias = int | NDArray[np.int64]  # an int for logits (V,), an array for (B, V): a type cannot tell
 Margins: TypeAlias = float | NDArray[np.float64]  # likewise
+Handles: TypeAlias = NDArray[np.int64]  # of blocks
+TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+Key: TypeAlias = str | bytes | int
+Images: TypeAlias = Sequence[tuple[Key, int]]  # with positions

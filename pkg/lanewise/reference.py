@@ -700,3 +700,41 @@ def turn(x: Any, cos: F32, sin: F32, *, interleaved: bool = False) -> F32:
     with np.errstate(all="ignore"):
         x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
     return x
+
+
+# ---- the KV-cache ----
+
+
+def _fold(a: int, b: int) -> int:
+    product = a * b
+    return product >> 64 ^ product & 2**64 - 1
+
+
+def _tagged(kind: bytes, key: str | bytes | int) -> bytes:
+    if isinstance(key, int):
+        type_, data = b"i", key.to_bytes(key.bit_length() // 8 + 1, "little", signed=True)
+    else:
+        type_, data = (b"s", key.encode("utf-8", "surrogatepass")) if isinstance(key, str) else (b"b", key)
+    return kind + type_ + len(data).to_bytes(4, "little") + data
+
+
+def prefix_hashes(
+    tokens: Any, block_size: int, seed: int = 0, adapter: Any = None, salt: Any = None, images: Any = ()
+) -> list[int]:
+    """The hash of each full block, of its tokens, keys and all that is before it. PrefixCache.hashes."""
+    a, b = 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B  # the fractions of the square roots of 2 and 3
+    extra = {0: b"".join(_tagged(kind, key) for kind, key in ((b"a", adapter), (b"s", salt)) if key is not None)}
+    for key, position in sorted(images, key=lambda image: int(image[1])):
+        block, offset = divmod(position, block_size)
+        extra[block] = extra.get(block, b"") + offset.to_bytes(4, "little") + _tagged(b"m", key)
+    h, hashes = _fold(seed ^ a, block_size ^ b), []
+    for block in range(len(tokens) // block_size):
+        keys, own = extra.get(block, b""), [int(t) for t in tokens[block * block_size : (block + 1) * block_size]]
+        h = _fold(h ^ len(keys), b)
+        for i in range(0, len(keys), 8):
+            h = _fold(h ^ int.from_bytes(keys[i : i + 8], "little"), b)
+        for first, second in zip(own[::2], [*own[1::2], 0], strict=False):
+            h = _fold(first ^ a, second ^ h)
+        h = _fold(h, b)
+        hashes.append(h)
+    return hashes

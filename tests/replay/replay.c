@@ -35,14 +35,14 @@ struct region {
 struct slot {
   unsigned char *start, *end;
 };
-enum side { AT_END, AT_START, SIDES };
-static const char *const side_names[] = {"ending at a guard page", "beginning behind a guard page"};
+enum placement { AT_END, AT_START, PLACEMENTS };
+static const char *const placement_names[] = {"ending at a guard page", "beginning behind a guard page"};
 
 static unsigned char poison[PAGE];
 static struct slot slots[SPAN_LIMIT + 1]; /* the last is scratch */
 static const struct call *running;
 static int64_t running_bytes[SPAN_LIMIT + 1];
-static enum side running_side;
+static enum placement running_placement;
 
 static void fail(const char *message) {
   fprintf(stderr, "replay: %s\n", message);
@@ -99,13 +99,13 @@ static const struct isa_table *find_table(const char *isa) {
 }
 
 static unsigned char *region_start(const struct slot *slot, int64_t bytes) {
-  return running_side == AT_END ? slot->end - bytes : slot->start;
+  return running_placement == AT_END ? slot->end - bytes : slot->start;
 }
 
 /* The open side of a region: at most a page of what lies before its start, or behind its end. */
 static struct slot open_side(const struct slot *slot, int64_t bytes) {
   unsigned char *start = region_start(slot, bytes), *end = start + bytes;
-  if (running_side == AT_END) {
+  if (running_placement == AT_END) {
     return (struct slot){start - slot->start > PAGE ? start - PAGE : slot->start, start};
   }
   return (struct slot){end, slot->end - end > PAGE ? end + PAGE : slot->end};
@@ -138,8 +138,8 @@ static void report(const char *what, int64_t slot, int64_t offset) {
   if (slot < SPAN_LIMIT) {
     snprintf(name, sizeof name, "span %d", (int)span_in(slot));
   }
-  printf("%s %s, %s: %s, offset %lld: %s\n", running->operation, running->label, side_names[running_side], name,
-         (long long)offset, what);
+  printf("%s %s, %s: %s, offset %lld: %s\n", running->operation, running->label, placement_names[running_placement],
+         name, (long long)offset, what);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
@@ -239,13 +239,13 @@ int main(int argc, char **argv) {
   memset(poison, POISON, sizeof poison);
   sigaction(SIGSEGV, &(struct sigaction){.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, NULL);
   int64_t wrong = 0;
-  for (running_side = AT_END; running_side < SIDES; running_side++) {
+  for (running_placement = AT_END; running_placement < PLACEMENTS; running_placement++) {
     running = (const struct call *)(head + 1);
     for (int64_t i = 0; i < head->calls; i++, running = next(running)) {
       wrong += replay(table, running, (const unsigned char *)data + head->contents);
     }
   }
-  printf("replay %s: %lld calls, %d placements each, %lld wrong\n", table->name, (long long)head->calls, SIDES,
+  printf("replay %s: %lld calls, %d placements each, %lld wrong\n", table->name, (long long)head->calls, PLACEMENTS,
          (long long)wrong);
   return wrong != 0;
 }
