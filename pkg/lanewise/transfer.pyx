@@ -1,4 +1,4 @@
-# cython: language_level=3, freethreading_compatible=True
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """Keys and values in and out of caches, token by token, whatever their layouts and dtypes.
 
 Arrays that begin with layers are done in one call, lists of arrays a layer at a time.
