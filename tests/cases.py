@@ -748,3 +748,6 @@ DECODING = [
 ]
 
 CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ARITHMETIC
+from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER

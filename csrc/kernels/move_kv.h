@@ -8,12 +8,15 @@ struct row_place {
   float *scale; /* and the zero behind it; NULL if there are none */
 };
 
+struct slot {
+  int64_t block, token;
+};
+
 INLINE struct row_place place_of(const struct span *memory, const struct span *scales, const struct side *s,
-                                 int64_t layer, int64_t head, int64_t slot, int64_t tokens) {
-  int64_t block = slot / tokens, token = slot % tokens;
-  struct row_place p = {(char *)memory->ptr + row_offset(s, layer, block, head, token), NULL};
+                                 int64_t layer, int64_t head, struct slot at) {
+  struct row_place p = {(char *)memory->ptr + row_offset(s, layer, at.block, head, at.token), NULL};
   if (s->dtype == DTYPE_I8) {
-    p.scale = (float *)((char *)scales->ptr + scale_offset(s, layer, block, head, token));
+    p.scale = (float *)((char *)scales->ptr + scale_offset(s, layer, at.block, head, at.token));
   }
   return p;
 }
@@ -21,12 +24,17 @@ INLINE struct row_place place_of(const struct span *memory, const struct span *s
 INLINE int64_t slot_at(const struct span *slots, int64_t item) {
   return slots->ptr ? ((const int64_t *)slots->ptr)[item] : item;
 }
+INLINE struct slot place_in(int64_t number, int64_t tokens) { return (struct slot){number / tokens, number % tokens}; }
 
 /* ---- values ---- */
 
 INLINE void make_wide(float *to, const void *row, size_t dim, int dtype, float scale, float zero) {
-  for (size_t i = 0; i < dim; i += LANES) {
-    store_upto(to, i, dim, lanes_load(row, i, dim - i, dtype, scale, zero, 0.0f));
+  size_t i = 0;
+  for (; i + LANES <= dim; i += LANES) {
+    v_store(to + i, lanes_load(row, i, LANES, dtype, scale, zero, 0.0f));
+  }
+  if (i < dim) {
+    v_store_n(to + i, dim - i, lanes_load(row, i, dim - i, dtype, scale, zero, 0.0f));
   }
 }
 
@@ -69,14 +77,33 @@ INLINE const float *turned_row(const struct kv_args *a, int64_t item, float *wid
 INLINE float round_1(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; } /* half to even, of |x| < 2^22 */
 INLINE vf v_round(vf x) { return v_sub(v_add(x, v_set1(0x1.8p23f)), v_set1(0x1.8p23f)); }
 
+/* The least and the most of a row and 0, by lanes. */
+INLINE void row_extremes(const void *row, size_t dim, int dtype, vf *least, vf *most) {
+  vf low = v_set1(0.0f), high = v_set1(0.0f);
+  size_t i = 0;
+  for (; i + LANES <= dim; i += LANES) {
+    vf v = lanes_load(row, i, LANES, dtype, 0.0f, 0.0f, 0.0f);
+    low = v_min(v, low);
+    high = v_max(v, high);
+  }
+  if (i < dim) {
+    vf v = lanes_load(row, i, dim - i, dtype, 0.0f, 0.0f, 0.0f);
+    low = v_min(v, low);
+    high = v_max(v, high);
+  }
+  *least = low;
+  *most = high;
+}
+
+INLINE vf codes_of(vf x, float scale, float zero) {
+  vf whole = v_add(v_round(v_div(x, v_set1(scale))), v_set1(zero));
+  return v_min(v_max(whole, v_set1(-128.0f)), v_set1(127.0f));
+}
+
 /* Codes, and what they are counted in: scale = (max - min) / 255 over the row and 0, zero the code of 0. */
 INLINE void quantise_row(int8_t *codes, float *scale, const void *row, size_t dim, int dtype) {
-  vf least = v_set1(0.0f), most = v_set1(0.0f);
-  for (size_t i = 0; i < dim; i += LANES) {
-    vf v = lanes_load(row, i, dim - i, dtype, 0.0f, 0.0f, 0.0f);
-    least = v_min(v, least);
-    most = v_max(v, most);
-  }
+  vf least, most;
+  row_extremes(row, dim, dtype, &least, &most);
   float min = -v_max_across(v_sub(v_set1(0.0f), least));
   double range = (double)v_max_across(most) - (double)min;
   scale[0] = scale[1] = 0.0f;
@@ -84,17 +111,26 @@ INLINE void quantise_row(int8_t *codes, float *scale, const void *row, size_t di
     memset(codes, 0, dim);
     return;
   }
-  scale[0] = (float)(range / 255.0);
-  scale[1] = round_1(-128.0f - min / scale[0]); /* min is between -range and 0 */
-  const vf unit = v_set1(scale[0]), zero = v_set1(scale[1]), low = v_set1(-128.0f), high = v_set1(127.0f);
-  for (size_t i = 0; i < dim; i += LANES) {
-    vf x = v_div(lanes_load(row, i, dim - i, dtype, 0.0f, 0.0f, 0.0f), unit);
-    lanes_store(codes, i, dim - i, DTYPE_I8, v_min(v_max(v_add(v_round(x), zero), low), high));
+  const float unit = (float)(range / 255.0);
+  const float zero = round_1(-128.0f - min / unit); /* in [-128, 127], since min is in [-range, 0] */
+  scale[0] = unit;
+  scale[1] = zero;
+  size_t i = 0;
+  for (; i + LANES <= dim; i += LANES) {
+    v_store_i8(codes + i, codes_of(lanes_load(row, i, LANES, dtype, 0.0f, 0.0f, 0.0f), unit, zero));
+  }
+  if (i < dim) {
+    lanes_store(codes, i, dim - i, DTYPE_I8,
+                codes_of(lanes_load(row, i, dim - i, dtype, 0.0f, 0.0f, 0.0f), unit, zero));
   }
 }
 
 INLINE void convert_row(void *to, int to_dtype, const void *row, size_t dim, int dtype, float scale, float zero) {
-  for (size_t i = 0; i < dim; i += LANES) {
+  size_t i = 0;
+  for (; i + LANES <= dim; i += LANES) {
+    lanes_store(to, i, LANES, to_dtype, lanes_load(row, i, LANES, dtype, scale, zero, 0.0f));
+  }
+  if (i < dim) {
     lanes_store(to, i, dim - i, to_dtype, lanes_load(row, i, dim - i, dtype, scale, zero, 0.0f));
   }
 }
@@ -179,21 +215,60 @@ INLINE int heads_adjoin(const struct kv_args *a) {
          a->from.dtype != DTYPE_I8;
 }
 
+/* How many items from i on are one run of bytes with it: the next tokens of a block to the next tokens of a block. */
+INLINE int64_t run_from(const struct kv_args *a, int64_t i, int64_t end, int64_t width, struct slot from,
+                        struct slot to) {
+  int64_t n = 1;
+  if (a->from.token != width || a->to.token != width || a->from.chunk != a->from.dim || a->to.chunk != a->to.dim ||
+      a->from.dtype == DTYPE_I8) {
+    return 1;
+  }
+  int64_t from_slot = slot_at(&a->sources, i), to_slot = slot_at(&a->targets, i);
+  while (i + n < end && from.token + n < a->from_tokens && to.token + n < a->to_tokens &&
+         slot_at(&a->sources, i + n) == from_slot + n && slot_at(&a->targets, i + n) == to_slot + n) {
+    n++;
+  }
+  return n;
+}
+
+/* Asks for the rows that item i will write in this layer: scattered, nothing else foresees them. */
+INLINE void ask_for_rows(const struct kv_args *a, int64_t layer, int64_t i, int64_t together, int64_t width) {
+  int64_t number = slot_at(&a->targets, i);
+  if (number < 0 || a->to.chunk != a->to.dim || a->heads / together * width > 8192) {
+    return;
+  }
+  struct slot at = place_in(number, a->to_tokens);
+  for (int64_t head = 0; head < a->heads; head += together) {
+    const char *row = place_of(&a->dst, &a->dst_scales, &a->to, layer, head, at).row;
+    for (int64_t byte = 0; byte < width; byte += 64) {
+      prefetch(row + byte);
+    }
+  }
+}
+
+/* Layers are the outer loop: they often are a power of two apart, where a cache has few places for their rows. */
 static void move_kv(const struct kv_args *a, void *scratch) {
   struct kv_scratch s = kv_scratch_of(a, scratch);
   int as_bytes = a->from.dtype == a->to.dtype && !a->rotary;
-  int64_t together = as_bytes && heads_adjoin(a) ? a->heads : 1;
-  FOR_ROWS (i, a) {
-    int64_t from_slot = slot_at(&a->sources, i), to_slot = slot_at(&a->targets, i);
-    if (from_slot < 0 || to_slot < 0) {
-      continue;
-    }
-    for (int64_t layer = 0; layer < a->layers; layer++) {
+  int64_t together = as_bytes && heads_adjoin(a) ? a->heads : 1, end = a->first_row + a->rows, run = 1;
+  int64_t width = together * a->from.dim * size_of_element(a->from.dtype);
+  for (int64_t layer = 0; layer < a->layers; layer++) {
+    for (int64_t i = a->first_row; i < end; i += run) {
+      int64_t from_slot = slot_at(&a->sources, i), to_slot = slot_at(&a->targets, i);
+      run = 1;
+      if (from_slot < 0 || to_slot < 0) {
+        continue;
+      }
+      struct slot from_at = place_in(from_slot, a->from_tokens), to_at = place_in(to_slot, a->to_tokens);
+      run = as_bytes ? run_from(a, i, end, width, from_at, to_at) : 1;
+      if (as_bytes && run == 1 && i + 1 < end) {
+        ask_for_rows(a, layer, i + 1, together, width);
+      }
       for (int64_t head = 0; head < a->heads; head += together) {
-        struct row_place from = place_of(&a->src, &a->src_scales, &a->from, layer, head, from_slot, a->from_tokens);
-        struct row_place to = place_of(&a->dst, &a->dst_scales, &a->to, layer, head, to_slot, a->to_tokens);
+        struct row_place from = place_of(&a->src, &a->src_scales, &a->from, layer, head, from_at);
+        struct row_place to = place_of(&a->dst, &a->dst_scales, &a->to, layer, head, to_at);
         if (as_bytes) {
-          move_bytes(a, from, to, a->from.dim * together);
+          move_bytes(a, from, to, a->from.dim * together * run);
         } else {
           move_row(a, &s, i, from, to);
         }
@@ -205,8 +280,12 @@ static void move_kv(const struct kv_args *a, void *scratch) {
 /* ---- what may not be moved ---- */
 
 INLINE int all_finite(const void *row, size_t dim, int dtype) {
-  vf seen = v_set1(0.0f);
-  for (size_t i = 0; i < dim; i += LANES) { /* 0 * x is 0, or NaN */
+  vf seen = v_set1(0.0f); /* 0 * x is 0, or NaN */
+  size_t i = 0;
+  for (; i + LANES <= dim; i += LANES) {
+    seen = v_fma(lanes_load(row, i, LANES, dtype, 0.0f, 0.0f, 0.0f), v_set1(0.0f), seen);
+  }
+  if (i < dim) {
     seen = v_fma(lanes_load(row, i, dim - i, dtype, 0.0f, 0.0f, 0.0f), v_set1(0.0f), seen);
   }
   return m_bits(v_unord(seen, seen)) == 0;
@@ -252,7 +331,7 @@ static void check_kv(const struct kv_args *a, void *scratch) {
     }
     for (int64_t j = 0; j < n && *status < 0; j++) {
       struct row_place p =
-          place_of(&a->src, &a->src_scales, &a->from, j / a->heads, j % a->heads, slot, a->from_tokens);
+          place_of(&a->src, &a->src_scales, &a->from, j / a->heads, j % a->heads, place_in(slot, a->from_tokens));
       const void *row = packed_row(&a->from, p.row, s.from);
       if ((p.scale && !may_be_scale(row, (size_t)a->from.dim, p.scale)) ||
           (a->to.dtype == DTYPE_I8 && (!p.scale || a->rotary) && !may_be_codes(a, &s, i, row, p.scale))) {

@@ -23,6 +23,7 @@ pair that lies in two ways. "NHD" and "HND" are short for "NTHD" and "NHTD", blo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,7 @@ Layout: TypeAlias = str | tuple[str, str]
 Views: TypeAlias = list[NDArray[Any]]  # of all layers, or one a layer
 
 NAMES = {"NHD": "NTHD", "HND": "NHTD"}
-CANONICAL = "LNHTDx"
+CANONICAL = "2LNHTDx"
 MEANINGS = "L layers, N blocks, 2 keys and values, H heads, T tokens, D head_dim, S slots, x elements of a piece of D"
 
 
@@ -56,6 +57,7 @@ def parse(layout: Layout) -> tuple[str, str]:
     return keys, values
 
 
+@lru_cache
 def _axes(layout: str) -> str:
     axes = NAMES.get(layout, layout)
     for letter in axes:
@@ -87,13 +89,10 @@ def views(arrays: Any, layout: Layout, block_size: int | None = None) -> tuple[V
     key_axes, value_axes = parse(layout)
     if "2" in key_axes:
         both = _arrays(arrays, key_axes, layout, "cache")
-        at = key_axes.index("2")
-        for array in both:
-            if array.shape[at] != 2:
-                raise ValueError(f"layout {layout!r}: axis 2 must have 2 entries, got shape {array.shape}")
-        axes = key_axes.replace("2", "")
-        halves = [[np.moveaxis(array, at, 0)[i] for array in both] for i in (0, 1)]
-        return _canonical(halves[0], axes, block_size), _canonical(halves[1], axes, block_size)
+        if both[0].shape[key_axes.index("2")] != 2:
+            raise ValueError(f"layout {layout!r}: axis 2 must have 2 entries, got shape {both[0].shape}")
+        seen = _canonical(both, key_axes, block_size)
+        return [view[0] for view in seen], [view[1] for view in seen]
     if isinstance(arrays, tuple):
         if len(arrays) != 2:
             raise ValueError(f"layout {layout!r} tells of a pair (keys, values), got {len(arrays)} arrays")
@@ -140,18 +139,24 @@ def _arrays(given: Any, axes: str, layout: Layout, name: str) -> list[NDArray[An
 
 
 def _canonical(arrays: Sequence[NDArray[Any]], axes: str, block_size: int | None) -> Views:
-    if "S" in axes:
+    if "S" in axes and block_size is not None:
         at = axes.index("S")
         slots = arrays[0].shape[at]
-        size = max(slots, 1) if block_size is None else block_size
-        if slots % size:
-            raise ValueError(f"{slots} slots are no whole number of blocks of {size}")
-        arrays = [_split(array, at, size) for array in arrays]
+        if slots % block_size:
+            raise ValueError(f"{slots} slots are no whole number of blocks of {block_size}")
+        arrays = [_split(array, at, block_size) for array in arrays]
         axes = axes.replace("S", "NT")
-    missing = [letter for letter in "LH" if letter not in axes]
+    missing, order = _order(axes)
+    return [array[missing].transpose(order) for array in arrays]
+
+
+@lru_cache
+def _order(axes: str) -> tuple[tuple[None, ...], tuple[int, ...]]:
+    """The axes that are missing, to be put first, and the order that is canonical then."""
+    axes = axes.replace("S", "T")  # of one block
+    missing = [letter for letter in "LNH" if letter not in axes]
     shown = "".join(missing) + axes
-    order = [shown.index(letter) for letter in CANONICAL if letter in shown]
-    return [array[(None,) * len(missing)].transpose(order) for array in arrays]
+    return (None,) * len(missing), tuple(shown.index(letter) for letter in CANONICAL if letter in shown)
 
 
 def _split(array: NDArray[Any], at: int, size: int) -> NDArray[Any]:

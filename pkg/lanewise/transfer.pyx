@@ -1,4 +1,4 @@
-# cython: language_level=3, freethreading_compatible=True
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """Keys and values in and out of caches, token by token, whatever their layouts and dtypes.
 
 Arrays that begin with layers are done in one call, lists of arrays a layer at a time.
@@ -219,9 +219,16 @@ cdef int64_t capacity_of(list views):
     return views[0].shape[1] * views[0].shape[3]
 
 
+# Copies of those views that share memory with what is to be written.
 cdef list apart(list views, list written):
-    """Copies of those views that share memory with what is to be written."""
-    return [view.copy() if any(np.may_share_memory(view, other) for other in written) else view for view in views]
+    found = []
+    for view in views:
+        for other in written:
+            if np.may_share_memory(view, other):
+                view = view.copy()
+                break
+        found.append(view)
+    return found
 
 
 # ---- append ----
@@ -241,11 +248,19 @@ cdef list token_views(object given, str axes, str name):
         meant = {"L": "layers", "S": "tokens", "H": "heads", "D": "head_dim"}
         raise ValueError(f"{name} must have the axes ({', '.join([meant[x] for x in axes])}) for this cache, "
                          f"got shape {array.shape}")
-    if array.dtype == np.float64:
+    if cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT64:
         array = to_float32(array)
-    if any(stride < 0 for stride in array.strides) or not array.flags.aligned or not array.dtype.isnative:
+    if not is_readable(array):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     return layouts.views(array, axes)[0]
+
+
+cdef bint is_readable(cnp.ndarray a):
+    cdef int i
+    for i in range(cnp.PyArray_NDIM(a)):
+        if cnp.PyArray_STRIDE(a, i) < 0:
+            return False
+    return cnp.PyArray_ISALIGNED(a) and cnp.PyArray_ISNOTSWAPPED(a)
 
 
 # Of a pair of arrays that users pass one by one: the second is None where the first holds both, or there is one only.
