@@ -5,9 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import article, bars, beside, readme, report, table
+from . import article, bars, beside, kv, readme, report, table
 
-VIEWS = {"table": table.VIEW, "bars": bars.VIEW, "article": article.VIEW, "peers": beside.VIEW, "readme": readme.VIEW}
+VIEWS = {
+    "table": table.VIEW,
+    "bars": bars.VIEW,
+    "kv": kv.VIEW,
+    "article": article.VIEW,
+    "peers": beside.VIEW,
+    "readme": readme.VIEW,
+}
 
 
 def main() -> None:

@@ -145,9 +145,9 @@ struct side {
 /* Whole blocks, as bytes: move i takes block sources[i] to block targets[i], in each of `layers`; without ids, block i.
    A row is one move, or `together` of them that are made in their order. Block -1 is a spare one, in scratch. */
 struct move_args {
-  struct span src, dst;         /* all memory that blocks may lie in; zero_blocks reads none */
-  struct span sources, targets; /* int64, one a move */
-  struct span sizes;            /* int64: bytes of each move, where they differ */
+  struct span src, dst;          /* all memory that blocks may lie in; zero_blocks reads none */
+  struct span sources, targets;  /* int64, one a move */
+  struct span sizes;             /* int64: bytes of each move, where they differ */
   int64_t rows, first_row, cols; /* cols: bytes of the spare block, 0 without one */
   int64_t together, bytes, layers;
   int64_t src_at, src_block, src_layer; /* bytes to block 0, and from one block and layer to the next */

@@ -723,3 +723,6 @@ ARITHMETIC = [
 from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
 
 CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
+from cases_kv import KV  # noqa: E402 - made of the names above
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV

@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 COMPILED = (*sorted(page.stem for page in (ROOT / "pkg/lanewise").glob("*.pyx")),)
 PYTHON = ("errors", "params", "reference", "state", "_dispatch")
 OPERATIONS = [name for name, group in lanewise._ops.GROUPS.items() if group == "sampling"]
+MOVES = [name for name in lanewise.__all__ if name.endswith("_blocks")]
 
 
 def text(page: Path) -> str:
@@ -71,7 +72,7 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
     assert (inspect.getdoc(getattr(lanewise, name)) or "").strip()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", OPERATIONS + MOVES)
 def test_operation_has_signature_row_and_example(name: str) -> None:
     page, operation = text(ROOT / "docs/operations.md"), getattr(lanewise, name)
     assert f"{name}{inspect.signature(operation)}" in re.sub(r"\s+", " ", page)

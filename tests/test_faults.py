@@ -710,6 +710,28 @@ def a_sub_interpreter_works_or_says_no() -> None:
         interpreters.destroy(one)
 
 
+# ---- moves of blocks ----
+
+
+@fault("KV17")
+def a_block_that_the_host_pool_lacks_is_refused_before_any_copy() -> None:
+    device, host = np.ones((512, 8), np.float32), np.zeros((39, 8), np.float32)
+    with pytest.raises(ValueError, match=r"pairs\[1, 1\] is 511; dst has the blocks 0 to 38"):
+        lanewise.swap_blocks(device, host, [(0, 0), (1, 511)])
+    assert not host.any()
+
+
+@fault("OK01")
+def moves_of_one_call_count_as_made_at_once() -> None:
+    for pairs, want in (([(0, 1), (1, 0)], [1, 0, 2]), ([(0, 1), (1, 2)], [0, 0, 1])):
+        for pool in (np.arange(3), np.arange(3, dtype=np.float32), np.arange(3)[:, None] * np.ones(70)):
+            at_once = pool.copy()
+            lanewise.copy_blocks(at_once, pairs)
+            lanewise.swap_blocks(pool, pool, pairs)
+            for moved in (pool, at_once):
+                assert moved.reshape(3, -1)[:, 0].tolist() == want
+
+
 # ---- not here ----
 
 LATER = {
@@ -718,7 +740,7 @@ LATER = {
     "beams come with the Sampler": ["PE09", "BE01", "BE03", "BE05", "BE07", "BE09"],
     "state of rows comes with the Sampler": ["AP04"],
     "speculative verification comes with the Sampler": ["SP01", "SP03", "SP05", "SP06", "SP07", "SP09"],
-    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
+    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 21, 23, 25)] + ["OK02", "OK03"],
     "attention is not built yet": ["AT01", "AT02", "AT03", "AT05", "AT07", "AT09"],
     "no wheel for 32-bit Arm is offered": ["PA03"],
     "needs a second NumPy: make test-pythons covers the range": ["PA01"],

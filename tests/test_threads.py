@@ -19,10 +19,11 @@ import pytest
 import lanewise
 from lanewise import InvalidLogitsError, _ops, _quota, _threads
 
-from cases import CASES, DTYPES, Case
+from cases import CASES, DTYPES, KV, Case
 from test_cases import assert_same, run_guarded
 
 BY_ROW = [case for case in CASES if case.inputs.__name__ == "make"]  # the others have one row a call
+SHARED = BY_ROW + KV
 COUNTS = (2, 3, 8)
 
 
@@ -104,11 +105,11 @@ def test_the_number_of_threads_does_not_show(
         lanewise.set_num_threads(count)
         for settings, want in zip(case.settings(n), wanted, strict=True):
             assert_same(run_guarded(case, x, settings, at_end=True), want, (n, settings, count))
-            assert bool(asked) == (case in BY_ROW)
+            assert bool(asked) == (case in SHARED)
             asked.clear()
 
 
-@pytest.mark.parametrize("case", BY_ROW, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
 def test_rows_that_a_worker_did_are_the_callers(case: Case, shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = case.inputs(np.random.default_rng(1), 1000, DTYPES["f32"])
     for settings in case.settings(1000):

@@ -45,3 +45,28 @@ static void copy(const struct row_args *a, void *scratch) {
     memcpy((char *)a->out.ptr + a->out_stride * r, row_of(a->x.ptr, a->x_stride, r), bytes);
   }
 }
+
+/* Blocks one after another as the ids have them, through the caches and around them: no runs, no order, one layer. */
+static void copy_each(const struct move_args *a, void *scratch) {
+  (void)scratch;
+  FOR_ROWS (r, a) {
+    memcpy((char *)a->dst.ptr + id_of(&a->targets, r) * a->dst_block,
+           (const char *)a->src.ptr + id_of(&a->sources, r) * a->src_block, (size_t)a->bytes);
+  }
+}
+static void stream_each(const struct move_args *a, void *scratch) {
+  (void)scratch;
+  FOR_ROWS (r, a) {
+    if (r + 1 < a->first_row + a->rows) {
+      prefetch_head((const char *)a->src.ptr + id_of(&a->sources, r + 1) * a->src_block, (size_t)a->bytes);
+    }
+    stream_copy((char *)a->dst.ptr + id_of(&a->targets, r) * a->dst_block,
+                (const char *)a->src.ptr + id_of(&a->sources, r) * a->src_block, (size_t)a->bytes);
+  }
+  lines_streamed();
+}
+static void stream_zeros(const struct move_args *a, void *scratch) {
+  (void)scratch;
+  stream_zero(a->dst.ptr, (size_t)a->dst.bytes);
+  lines_streamed();
+}

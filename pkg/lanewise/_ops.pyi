@@ -27,6 +27,14 @@ def set_recorder(
 def run_rows(
     op: str, x: NDArray[Any], out: NDArray[Any], dtype: int = 0, temperature: float = 1.0, repeats: int = 0
 ) -> NDArray[np.int64] | None: ...
+def run_moves(
+    op: str,
+    src: NDArray[Any],
+    dst: NDArray[Any],
+    sources: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    repeats: int,
+) -> NDArray[np.int64]: ...
 def run_noise(
     op: str, out: NDArray[np.uint64] | NDArray[np.float64], first: int, domain: int, seed: int, key: int, step: int
 ) -> None: ...

@@ -344,6 +344,16 @@ def run_rows(str op, x, out, int64_t dtype=DTYPE_F32, double temperature=1.0, in
     return timed(i, &a, cols, repeats)
 
 
+def run_moves(str op, src, dst, sources, targets, int64_t repeats):
+    """Benches: the nanoseconds of each run of a floor of the moves, blocks in the first axis of C-contiguous arrays."""
+    cdef move_args a
+    cdef int i = NAMES.index(op)
+    a.src, a.dst, a.sources, a.targets = span_of(src), span_of(dst), span_of(sources), span_of(targets)
+    a.rows, a.first_row, a.cols = len(sources), 0, 0
+    a.bytes = a.src_block = a.dst_block = src[0].nbytes
+    return timed(i, &a, 0, repeats)
+
+
 def run_noise(str op, out, int64_t first, int64_t domain, uint64_t seed, uint64_t key, uint64_t step):
     """Tests: `philox` into uint64, `gumbel` into float64."""
     cdef noise_args a

@@ -35,6 +35,9 @@ cdef extern from "plan.h":
         int64_t *dst
         int64_t rows
         int spare
+    enum:
+        FEW_BLOCKS
+    int all_differ(const int64_t *ids, int64_t rows, int64_t blocks) nogil
     int64_t target_slots(int64_t rows) nogil
     int64_t enter_targets(targets *t, const int64_t *ids, int64_t rows, int64_t *slots) nogil
     int64_t writer_of(const targets *t, int64_t id) nogil
@@ -114,7 +117,7 @@ cdef struct runs_t:
 
 
 cdef cnp.ndarray source(object x, str name):
-    cdef cnp.ndarray a = x if type(x) is np.ndarray else as_array(x, name)
+    cdef cnp.ndarray a = x if cnp.PyArray_CheckExact(x) else as_array(x, name)
     if has_objects(dtype_of(a)):
         raise TypeError(f"{name} must not have Python objects in it, got {a.dtype}")
     return a
@@ -122,7 +125,7 @@ cdef cnp.ndarray source(object x, str name):
 
 # What is written to has to be the caller's own memory, not a copy of it.
 cdef cnp.ndarray target(object x, str name):
-    if not isinstance(x, np.ndarray):
+    if not cnp.PyArray_Check(x):
         if not hasattr(x, "__dlpack__"):
             raise TypeError(f"{name} must be an array, got {type(x).__name__}")
         is_negated = getattr(x, "is_neg", None)
@@ -154,7 +157,7 @@ cdef int fill_blocks(blocks_t *b, cnp.ndarray a, int axis, str name) except -1:
 cdef int check_alike(cnp.ndarray a, str name, cnp.ndarray b, str other, int axis) except -1:
     """One dtype, and one shape but along `axis`."""
     cdef int i, same = cnp.PyArray_NDIM(a) == cnp.PyArray_NDIM(b)
-    if not is_same(dtype_of(a), dtype_of(b)) and \
+    if dtype_of(a) != dtype_of(b) and not is_same(dtype_of(a), dtype_of(b)) and \
             not (is_bfloat16(a.dtype) and is_bfloat16(b.dtype)):
         raise TypeError(f"{name} must be {b.dtype} as {other} is, got {a.dtype}")
     for i in range(cnp.PyArray_NDIM(a) if same else 0):
@@ -243,7 +246,7 @@ cdef void join_axes(const blocks_t *src, const blocks_t *dst, runs_t *r) noexcep
 
 
 cdef cnp.ndarray id_array(object ids, str name, int axes):
-    cdef cnp.ndarray a = ids if type(ids) is np.ndarray else as_array(ids, name)
+    cdef cnp.ndarray a = ids if cnp.PyArray_CheckExact(ids) else as_array(ids, name)
     cdef int type_ = cnp.PyArray_TYPE(a)
     if not (type_ == cnp.NPY_INT64 or type_ == cnp.NPY_INT32) or not cnp.PyArray_ISBEHAVED_RO(a):
         if a.dtype.kind not in "iu" and cnp.PyArray_SIZE(a):
@@ -372,7 +375,10 @@ cdef int move(const blocks_t *src, const blocks_t *dst, const moves_t *m, int op
 cdef int move_at_once(const blocks_t *src, const blocks_t *dst, moves_t *m, str name, bint pairs) except -1:
     cdef int64_t shift = 0
     cdef bint meet = may_meet(src, dst), on_one_grid = meet and is_one_grid(src, dst, &shift)
-    cdef Plan plan = Plan()
+    cdef Plan plan
+    if not meet and (m.targets == NULL or dst.count <= FEW_BLOCKS and all_differ(m.targets, m.rows, dst.count)):
+        return move(src, dst, m)
+    plan = Plan()
     if m.targets != NULL:
         plan.enter(m.targets, m.rows, name, pairs, on_one_grid)
     if not meet:

@@ -650,11 +650,17 @@ def merge_states(v: np.ndarray, s: np.ndarray, *, lse_base: str = "e") -> tuple[
 def move_blocks(
     source: NDArray[Any], target: NDArray[Any], pairs: Iterable[tuple[int, int]], axis: int
 ) -> NDArray[Any]:
-    """`target` after block i of `source` has become block j, for all pairs (i, j): all are read, then all are written."""
+    """`target` after block i of `source` became block j, for all pairs (i, j): all are read, then all are written."""
     moved, before = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
     for i, j in pairs:
         moved[j] = before[i]
     return np.moveaxis(moved, 0, axis)
+
+
+def zero_blocks(pool: NDArray[Any], ids: Sequence[int]) -> NDArray[Any]:
+    zeroed = pool.copy()
+    zeroed[ids] = np.zeros((), pool.dtype)
+    return zeroed
 
 
 # ---- keys and values ----
