@@ -720,9 +720,7 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
-
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
 from cases_kv import KV  # noqa: E402 - made of the names above
+from cases_transfer import TRANSFER  # noqa: E402
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV
+CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV + TRANSFER
