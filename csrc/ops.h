@@ -183,19 +183,19 @@ struct attend_args {
   struct span slopes, sinks;      /* float32[heads], or none */
   struct span out, lse;           /* float32[queries][heads][v.dim]; float32[queries][heads] or none */
   struct span states;             /* float32[..][heads][2 + v_width] */
-  int64_t rows, first_row;
+  int64_t rows, first_row, cols;  /* cols: bytes of scratch */
   int64_t heads, block_size, table_stride;
   struct side key, value;
   int64_t mask_kind, mask_query, mask_head; /* bytes from a query's to the next's, from a head's to the next's */
   double scale, soft_cap, lse_unit;         /* soft_cap 0: none; lse is in natural logarithms times lse_unit */
 };
 
-/* Outputs over parts of the keys, joined by their logarithms of sums: rows of `states` outputs each. Strides are in
+/* Outputs over parts of the keys, joined by their logarithms of sums: rows of `cols` outputs each. Strides are in
    floats. out may be the values of a state where each row has one place for both. */
 struct merge_args {
   struct span values, lse, out, out_lse; /* float32; out[rows][width], out_lse[rows] or none */
-  int64_t rows, first_row, states, width;
-  int64_t value_row, value_state, lse_row, lse_state;
+  int64_t rows, first_row, cols, width;  /* cols: outputs a row */
+  int64_t value_row, value_part, lse_row, lse_part;
   double lse_unit; /* as in attend_args */
 };
 

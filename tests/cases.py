@@ -720,7 +720,8 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-from cases_kv import KV  # noqa: E402 - made of the names above
+from cases_attention import ATTENTION  # noqa: E402 - these need Case
+from cases_kv import KV  # noqa: E402
 from cases_transfer import TRANSFER  # noqa: E402
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV + TRANSFER
+CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC + KV + TRANSFER

@@ -3,8 +3,8 @@
 
 INLINE float largest_lse(const struct merge_args *a, const float *lse) {
   float max = -INFINITY;
-  for (int64_t s = 0; s < a->states && max == max; s++) {
-    float one = lse[s * a->lse_state];
+  for (int64_t s = 0; s < a->cols && max == max; s++) {
+    float one = lse[s * a->lse_part];
     max = one > max || one != one ? one : max;
   }
   return max == INFINITY ? NAN : max;
@@ -13,12 +13,12 @@ INLINE float largest_lse(const struct merge_args *a, const float *lse) {
 /* What each part counts for; returns the sum before they were divided by it. */
 INLINE double part_weights(const struct merge_args *a, const float *lse, float max, double *weights) {
   double sum = 0.0;
-  for (int64_t s = 0; s < a->states; s++) {
-    float one = lse[s * a->lse_state];
+  for (int64_t s = 0; s < a->cols; s++) {
+    float one = lse[s * a->lse_part];
     weights[s] = one == -INFINITY ? 0.0 : exp64_1(((double)one - (double)max) / a->lse_unit);
     sum += weights[s];
   }
-  for (int64_t s = 0; s < a->states; s++) {
+  for (int64_t s = 0; s < a->cols; s++) {
     weights[s] /= sum;
   }
   return sum;
@@ -40,9 +40,9 @@ static void merge_states(const struct merge_args *a, void *scratch) {
       for (size_t d = 0; d < width; d += LANES) {
         size_t n = min_size(width - d, LANES);
         vf acc = v_set1(0.0f);
-        for (int64_t s = 0; s < a->states; s++) {
-          if (lse[s * a->lse_state] != -INFINITY) {
-            acc = v_fma(v_load_n(values + s * a->value_state + d, n, 0.0f), v_set1((float)weights[s]), acc);
+        for (int64_t s = 0; s < a->cols; s++) {
+          if (lse[s * a->lse_part] != -INFINITY) {
+            acc = v_fma(v_load_n(values + s * a->value_part + d, n, 0.0f), v_set1((float)weights[s]), acc);
           }
         }
         acc = v_add(acc, v_set1(0.0f)); /* -0 to 0 */

@@ -105,15 +105,15 @@ cdef extern from "ops.h":
 
     struct attend_args:
         span q, k, v, k_scales, v_scales, table, queries, tasks, mask, slopes, sinks, out, lse, states
-        int64_t rows, first_row, heads, block_size, table_stride
+        int64_t rows, first_row, cols, heads, block_size, table_stride
         side key, value
         int64_t mask_kind, mask_query, mask_head
         double scale, soft_cap, lse_unit
 
     struct merge_args:
         span values, lse, out, out_lse
-        int64_t rows, first_row, states, width
-        int64_t value_row, value_state, lse_row, lse_state
+        int64_t rows, first_row, cols, width
+        int64_t value_row, value_part, lse_row, lse_part
         double lse_unit
 
     struct kv_args:

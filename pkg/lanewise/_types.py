@@ -36,3 +36,6 @@ Handles: TypeAlias = NDArray[np.int64]  # of blocks
 TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 Key: TypeAlias = str | bytes | int
 Images: TypeAlias = Sequence[tuple[Key, int]]  # with positions
+Floats32: TypeAlias = NDArray[np.float32]
+LseBase: TypeAlias = Literal["e", "2"]
+KvLayout: TypeAlias = Literal["NHD", "HND"]

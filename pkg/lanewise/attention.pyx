@@ -59,8 +59,8 @@ cdef object cache_side(object x, str layout, str name, side *s):
     if array.ndim != 4:
         raise ValueError(f"{name} must have 4 axes for layout {layout!r}, got shape {array.shape}")
     s.dtype = dtype_of(array.dtype, name)
-    if not array.dtype.isnative or not array.flags.aligned:
-        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.dtype.isnative or not array.flags.aligned or any([stride < 0 for stride in array.strides]):
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
     view = array.transpose(AXES[layout])
     if view.shape[3] < 1:
         raise ValueError(f"{name} must have a head_dim of at least 1, got shape {array.shape}")
@@ -151,7 +151,7 @@ cdef class AttentionPlan:
         cdef cnp.ndarray keys = integers(lengths, "lengths", 1)
         cdef int64_t sequences = keys.size
         if cnp.PyArray_DIM(self.table, 0) != sequences:
-            raise ValueError(f"block_table must have a row a sequence: {sequences} lengths, shape {block_table.shape}")
+            raise ValueError(f"block_table must have a row a sequence: {sequences}, got {cnp.PyArray_DIM(self.table, 0)}")
         cdef cnp.ndarray starts = (np.arange(sequences + 1, dtype=np.int64) if query_start is None
                                    else integers(query_start, "query_start", 1))
         cdef int64_t left = -1 if window is None else integer(window, "window", 0, INT32_MAX)
@@ -308,7 +308,8 @@ cdef class AttentionPlan:
         k_factors = scales_side(k_scales, k, layout, "k_scales", &a.key)
         v_factors = scales_side(v_scales, v, layout, "v_scales", &a.value)
         if k.shape[:3] != v.shape[:3]:
-            raise ValueError(f"k_cache and v_cache must agree but for head_dim, got {k_cache.shape} and {v_cache.shape}")
+            raise ValueError("k_cache and v_cache must agree but for head_dim: as (blocks, heads, tokens, head_dim) they "
+                             f"are {k.shape} and {v.shape}")
         if k.shape[1] != self.num_kv_heads or k.shape[2] != self.block_size:
             raise ValueError(f"k_cache must have {self.num_kv_heads} heads and {self.block_size} tokens a block as planned, "
                              f"got {k.shape[1]} and {k.shape[2]}")
@@ -344,11 +345,11 @@ cdef class AttentionPlan:
         a.heads, a.block_size, a.table_stride = self.num_heads, self.block_size, cnp.PyArray_DIM(self.table, 1)
         a.rows, a.first_row = cnp.PyArray_DIM(self.tasks, 0), 0
         if a.rows:
-            scratch = 4 * (self.most_rows * (k_width + 2 * v_width + 300) + 17 * max(k_width, v_width))
-            run(OP_attend, &a, scratch, <int64_t>(self.pairs / a.rows * (a.key.dim + a.value.dim) / 2) + 1000)
+            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 300) + 17 * max(k_width, v_width))
+            run(OP_attend, &a, a.cols, <int64_t>(self.pairs / a.rows * (a.key.dim + a.value.dim) / 2) + 1000)
         if self.slots:
-            a.rows = self.num_queries
-            run(OP_attend_merge, &a, 8 * v_width, self.slots // a.rows * self.num_heads * v_width)
+            a.rows, a.cols = self.num_queries, 8 * v_width
+            run(OP_attend_merge, &a, a.cols, self.slots // a.rows * self.num_heads * v_width)
         if written is not result:
             result[...] = written
         return (result, lse) if return_lse else result
@@ -475,8 +476,8 @@ cdef object merge(object values, object lse, object lse_base, object out):
     cdef cnp.ndarray merged = np.empty((rows, heads, width), np.float32)
     cdef cnp.ndarray sums = np.empty((rows, heads), np.float32)
     a.values, a.lse, a.out, a.out_lse = whole(v), whole(s), whole(merged), whole(sums)
-    a.rows, a.first_row, a.states, a.width = rows * heads, 0, parts, width
-    a.value_row, a.value_state, a.lse_row, a.lse_state = parts * width, width, parts, 1
+    a.rows, a.first_row, a.cols, a.width = rows * heads, 0, parts, width
+    a.value_row, a.value_part, a.lse_row, a.lse_part = parts * width, width, parts, 1
     a.lse_unit = unit_of(lse_base)
     run(OP_merge_states, &a, parts, parts * (width + 50))
     if out is None:

@@ -1,0 +1,103 @@
+from typing import Any, final
+
+from lanewise._types import Array, Float, Floats32, Int, KvLayout, LseBase
+
+__test__: dict[str, str]  # added by Cython
+
+@final
+class AttentionPlan:
+    num_queries: int
+    num_heads: int
+    num_kv_heads: int
+    block_size: int
+    def __init__(
+        self,
+        block_table: Array,
+        lengths: Array,
+        *,
+        num_heads: Int,
+        num_kv_heads: Int,
+        block_size: Int,
+        query_start: Array | None = None,
+        causal: bool = True,
+        window: Int | None = None,
+        shared_prefix: Int = 0,
+        hide_null: bool = False,
+    ) -> None: ...
+    def run(
+        self,
+        q: Array,
+        k_cache: Array,
+        v_cache: Array,
+        *,
+        layout: KvLayout = "HND",
+        scale: Float | None = None,
+        soft_cap: Float | None = None,
+        slopes: Array | None = None,
+        sinks: Array | None = None,
+        mask: Array | None = None,
+        k_scales: Array | None = None,
+        v_scales: Array | None = None,
+        return_lse: bool = False,
+        lse_base: LseBase = "e",
+        out: Floats32 | None = None,
+    ) -> Any: ...  # an array, or with return_lse a pair
+
+def decode_attention(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array | None,
+    lengths: Array,
+    *,
+    layout: KvLayout = "HND",
+    scale: Float | None = None,
+    window: Int | None = None,
+    soft_cap: Float | None = None,
+    slopes: Array | None = None,
+    sinks: Array | None = None,
+    mask: Array | None = None,
+    k_scales: Array | None = None,
+    v_scales: Array | None = None,
+    shared_prefix: Int = 0,
+    hide_null: bool = False,
+    return_lse: bool = False,
+    lse_base: LseBase = "e",
+    out: Floats32 | None = None,
+) -> Any: ...
+def extend_attention(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array | None,
+    lengths: Array,
+    query_start: Array,
+    *,
+    causal: bool = True,
+    layout: KvLayout = "HND",
+    scale: Float | None = None,
+    window: Int | None = None,
+    soft_cap: Float | None = None,
+    slopes: Array | None = None,
+    sinks: Array | None = None,
+    mask: Array | None = None,
+    k_scales: Array | None = None,
+    v_scales: Array | None = None,
+    shared_prefix: Int = 0,
+    hide_null: bool = False,
+    return_lse: bool = False,
+    lse_base: LseBase = "e",
+    out: Floats32 | None = None,
+) -> Any: ...
+def merge_state(
+    v_a: Array,
+    s_a: Array,
+    v_b: Array,
+    s_b: Array,
+    *,
+    lse_base: LseBase = "e",
+    out: tuple[Floats32, Floats32] | None = None,
+) -> tuple[Floats32, Floats32]: ...
+def merge_states(
+    v: Array, s: Array, *, lse_base: LseBase = "e", out: tuple[Floats32, Floats32] | None = None
+) -> tuple[Floats32, Floats32]: ...

@@ -1,0 +1,308 @@
+"""Attention beyond its Cases: any shapes against the reference, the same bits however the work is cut, bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lanewise
+from lanewise import _ops, reference
+
+INF = np.inf
+
+
+def paged(
+    rng: np.random.Generator, rows: list[np.ndarray], block_size: int, layout: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences (tokens, heads, D) put into blocks anywhere, what they do not fill full of NaN; and the table."""
+    counts = [-(-len(row) // block_size) for row in rows]
+    ids = rng.permutation(sum(counts) + 1)
+    blocks = np.full((len(ids), block_size, *rows[0].shape[1:]), np.nan, np.float32).astype(rows[0].dtype)
+    table = np.full((len(rows), max(counts)), -1)
+    for b, row in enumerate(rows):
+        own, ids = ids[: counts[b]], ids[counts[b] :]
+        table[b, : counts[b]] = own
+        for i, block in enumerate(own):
+            part = row[i * block_size : (i + 1) * block_size]
+            blocks[block, : len(part)] = part
+    return (blocks if layout == "NHD" else np.ascontiguousarray(blocks.swapaxes(1, 2))), table
+
+
+def random_rows(rng: np.random.Generator, lengths: list[int], heads: int, dim: int) -> list[np.ndarray]:
+    return [rng.standard_normal((n, heads, dim)).astype(np.float32) for n in lengths]
+
+
+@pytest.fixture
+def shared() -> Iterator[None]:
+    """Every call is work enough for several threads."""
+    before = lanewise.get_num_threads()
+    _ops.set_crossover(1)
+    yield
+    _ops.set_crossover(None)
+    lanewise.set_num_threads(before)
+
+
+# ---- right ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_shape_agrees_with_the_reference(data: st.DataObject) -> None:
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    dim, v_dim = draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    lengths = draw(st.lists(st.integers(1, 530), min_size=1, max_size=3))
+    counts = [draw(st.integers(0, 6)) for _ in lengths]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    block_size, layout = draw(st.integers(1, 256)), draw(st.sampled_from(["NHD", "HND"]))
+    dtype = draw(st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]))
+    heads = kv_heads * group
+    how: dict[str, Any] = {
+        "causal": draw(st.booleans()),
+        "window": draw(st.none() | st.integers(0, 300)),
+        "soft_cap": draw(st.none() | st.floats(0.5, 50)),
+        "slopes": draw(st.sampled_from([None, rng.uniform(0, 0.2, heads).astype(np.float32)])),
+        "sinks": draw(st.sampled_from([None, rng.standard_normal(heads).astype(np.float32)])),
+    }
+    mask = draw(st.sampled_from([None, rng.random((starts[-1], heads, max(lengths))) < 0.5]))
+    k_rows, v_rows = (
+        [row.astype(dtype) for row in random_rows(rng, lengths, kv_heads, width)] for width in (dim, v_dim)
+    )
+    q = rng.standard_normal((starts[-1], heads, dim)).astype(np.float32)
+    seed = int(rng.integers(1 << 30))
+    k, table = paged(np.random.default_rng(seed), k_rows, block_size, layout)
+    v, _ = paged(np.random.default_rng(seed), v_rows, block_size, layout)
+    out, lse = lanewise.extend_attention(
+        q, k, v, table, lengths, starts, layout=layout, mask=mask, return_lse=True, **how
+    )
+    for b in range(len(lengths)):
+        own = slice(starts[b], starts[b + 1])
+        want, sums = reference.attention(q[own], k_rows[b], v_rows[b], mask=None if mask is None else mask[own], **how)
+        np.testing.assert_allclose(out[own], want, rtol=2e-6, atol=4e-6)
+        np.testing.assert_allclose(lse[own], sums, rtol=2e-6, atol=2e-6)
+
+
+def test_contiguous_caches_and_dtypes_of_q() -> None:
+    rng = np.random.default_rng(1)
+    k, v = rng.standard_normal((2, 3, 2, 40, 32)).astype(np.float32)
+    q = rng.standard_normal((3, 4, 32)).astype(ml_dtypes.bfloat16)
+    out = lanewise.decode_attention(q, k, v, None, [40, 7, 0])
+    for b, n in enumerate([40, 7]):
+        want, _ = reference.attention(
+            q[b : b + 1].astype(np.float32), k[b, :, :n].swapaxes(0, 1), v[b, :, :n].swapaxes(0, 1)
+        )
+        np.testing.assert_allclose(out[b], want[0], rtol=2e-6, atol=2e-6)
+    assert not out[2].any()
+    same = lanewise.decode_attention(
+        q.astype(np.float32), k.swapaxes(1, 2), v.swapaxes(1, 2), None, [40, 7, 0], layout="NHD"
+    )
+    assert same.tobytes() == out.tobytes()
+
+
+# ---- the same bits ----
+
+
+@pytest.mark.usefixtures("shared")
+def test_bits_do_not_depend_on_how_the_work_is_cut() -> None:
+    rng = np.random.default_rng(2)
+    lengths, group = [700, 3, 1100], 3
+    k_rows, v_rows = (random_rows(rng, lengths, 2, dim) for dim in (64, 48))
+    q = rng.standard_normal((3, 2 * group, 64)).astype(np.float32)
+    first: tuple[bytes, bytes] | None = None
+    for block_size in (1, 5, 16, 256, 2000):
+        for layout in ("NHD", "HND"):
+            k, table = paged(np.random.default_rng(3), k_rows, block_size, layout)
+            v, _ = paged(np.random.default_rng(3), v_rows, block_size, layout)
+            for threads in (1, 2):
+                lanewise.set_num_threads(threads)
+                out, lse = lanewise.decode_attention(q, k, v, table, lengths, layout=layout, return_lse=True)
+                first = first or (out.tobytes(), lse.tobytes())
+                assert (out.tobytes(), lse.tobytes()) == first, (block_size, layout, threads)
+            alone = [
+                lanewise.decode_attention(q[b : b + 1], k, v, table[b : b + 1], lengths[b : b + 1], layout=layout)
+                for b in range(3)
+            ]
+            assert np.concatenate(alone).tobytes() == first[0]
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_query_among_others_is_the_query_alone(threads: int) -> None:
+    rng = np.random.default_rng(4)
+    lanewise.set_num_threads(threads)
+    (k,), (v,) = (random_rows(rng, [600], 2, 32) for _ in range(2))
+    k, v = k.swapaxes(0, 1)[None], v.swapaxes(0, 1)[None]
+    q = rng.standard_normal((40, 6, 32)).astype(np.float32)
+    for how in ({}, {"window": 100}, {"soft_cap": 3.0}):
+        together = lanewise.extend_attention(q, k, v, None, [600], [0, 40], **how)
+        for i in (0, 17, 39):
+            alone = lanewise.decode_attention(q[i : i + 1], k, v, None, [600 - 39 + i], **how)
+            assert alone.tobytes() == together[i].tobytes()
+
+
+@pytest.mark.parametrize("prefix", [255, 256, 600, 767, 768])
+def test_a_shared_prefix_is_read_once_and_changes_no_bit(prefix: int) -> None:
+    rng = np.random.default_rng(5)
+    lengths = [800, 790, 1000]
+    table = np.arange(3 * 63).reshape(3, 63)
+    table[1:, :48] = table[0, :48]  # 768 tokens
+    k, v = rng.standard_normal((2, 3 * 63, 2, 16, 32)).astype(np.float32)
+    q = rng.standard_normal((3, 8, 32)).astype(np.float32)
+    plain = lanewise.decode_attention(q, k, v, table, lengths, return_lse=True)
+    cascade = lanewise.decode_attention(q, k, v, table, lengths, return_lse=True, shared_prefix=prefix)
+    assert [a.tobytes() for a in cascade] == [a.tobytes() for a in plain]
+
+
+def test_a_plan_serves_every_layer() -> None:
+    rng = np.random.default_rng(6)
+    plan = lanewise.AttentionPlan([[0, 2]], [30], num_heads=4, num_kv_heads=2, block_size=16)
+    for _ in range(3):
+        k, v = rng.standard_normal((2, 3, 2, 16, 32)).astype(np.float32)
+        q = rng.standard_normal((1, 4, 32)).astype(np.float32)
+        want = lanewise.decode_attention(q, k, v, [[0, 2]], [30])
+        assert plan.run(q, k, v).tobytes() == want.tobytes()
+
+
+# ---- what is not seen ----
+
+
+@pytest.mark.parametrize("bad", [np.nan, INF, -INF])
+def test_what_is_not_seen_does_not_matter(bad: float, isa: str) -> None:
+    rng = np.random.default_rng(7)
+    k, v = rng.standard_normal((2, 1, 1, 300, 32)).astype(np.float32)
+    q = rng.standard_normal((3, 2, 32)).astype(np.float32)
+    mask = rng.random((3, 300)) < 0.5
+    mask[:, 77] = False
+    spoilt_k, spoilt_v = k.copy(), v.copy()
+    spoilt_k[..., 77, :] = spoilt_v[..., 77, :] = bad
+    spoilt_v[..., 299, 3] = bad  # which only the last query sees
+    for how in ({"mask": mask}, {"mask": np.where(mask, 0, -INF).astype(np.float32)}):
+        want = lanewise.extend_attention(q, k, v, None, [300], [0, 3], **how)
+        got = lanewise.extend_attention(q, spoilt_k, spoilt_v, None, [300], [0, 3], **how)
+        assert got[:2].tobytes() == want[:2].tobytes()
+    v[..., 299, 3] = bad
+    live = lanewise.extend_attention(q, k, v, None, [300], [0, 3])
+    expected = np.ones(live.shape, bool)
+    expected[2, :, 3] = False
+    np.testing.assert_array_equal(np.isfinite(live), expected)
+
+
+def test_hidden_blocks_and_a_window_that_has_left_them() -> None:
+    rng = np.random.default_rng(8)
+    k, v = rng.standard_normal((2, 8, 1, 16, 16)).astype(np.float32)
+    q = rng.standard_normal((1, 1, 16)).astype(np.float32)
+    table = np.array([[0, -1, 2, 3]])
+    with pytest.raises(ValueError, match=r"block_table\[0, 1\] must not be negative"):
+        lanewise.decode_attention(q, k, v, table, [60])
+    rows = k[[0, 2, 3], 0].reshape(-1, 1, 16), v[[0, 2, 3], 0].reshape(-1, 1, 16)
+    want, _ = reference.attention(q, rows[0][:44], rows[1][:44])
+    got = lanewise.decode_attention(q, k, v, table, [60], hide_null=True)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+    lanewise.decode_attention(q, k, v, table, [60], window=20)  # does not reach it
+
+
+def test_no_query_no_sequence_no_key() -> None:
+    kv = np.zeros((1, 2, 16, 8), np.float32)
+    empty = np.empty((0, 4, 8), np.float32)
+    assert lanewise.decode_attention(empty, kv, kv, np.empty((0, 1), int), np.empty(0, int)).shape == (0, 4, 8)
+    out, lse = lanewise.extend_attention(empty, kv, kv, [[0]], [3], [0, 0], return_lse=True)
+    assert out.shape == (0, 4, 8) and lse.shape == (0, 4)
+    out, lse = lanewise.decode_attention(np.ones((1, 4, 8), np.float32), kv, kv, [[0]], [0], return_lse=True)
+    assert not out.any() and (lse == -INF).all()
+
+
+# ---- bad input ----
+
+K = np.zeros((4, 2, 16, 8), np.float32)
+Q = np.zeros((1, 4, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"block_table": [[4]]}, ValueError, r"block_table\[0, 0\] must be in \[0, 3\], got 4"),
+        ({"block_table": [[2**40]]}, ValueError, r"block_table\[0, 0\] must be in \[0, 3\]"),
+        ({"block_table": [[0.5]]}, TypeError, "block_table must be integers"),
+        ({"block_table": [0]}, ValueError, "block_table must have 2 axes"),
+        ({"block_table": [[0], [1]]}, ValueError, "block_table must have a row a sequence"),
+        ({"lengths": [17]}, ValueError, r"lengths\[0\] must be in \[0, 16\], what its blocks hold, got 17"),
+        ({"lengths": [-1]}, ValueError, r"lengths\[0\] must be in"),
+        (
+            {"q": np.zeros((1, 3, 8), np.float32)},
+            ValueError,
+            "num_heads must be a multiple of num_kv_heads, got 3 and 2",
+        ),
+        ({"q": np.zeros((1, 4, 7), np.float32)}, ValueError, "q must have shape"),
+        ({"q": np.zeros((2, 4, 8), np.float32)}, ValueError, "q must have shape"),
+        ({"q": np.zeros((4, 8), np.float32)}, ValueError, "q must have shape"),
+        ({"q": np.zeros((1, 4, 8), int)}, TypeError, "q must be float32"),
+        ({"k_cache": np.zeros((4, 2, 16, 8))}, TypeError, "k_cache must be float32, float16, bfloat16 or int8"),
+        ({"k_cache": np.zeros((4, 2, 8), np.float32)}, ValueError, "k_cache must have 4 axes"),
+        ({"v_cache": np.zeros((4, 1, 16, 8), np.float32)}, ValueError, "must agree but for head_dim"),
+        ({"v_cache": np.zeros((4, 2, 16, 0), np.float32)}, ValueError, "head_dim of at least 1"),
+        ({"k_cache": K.astype(np.int8)}, ValueError, "k_scales is missing"),
+        ({"k_scales": np.zeros((4, 2, 16, 2), np.float32)}, ValueError, "k_scales is for int8 caches"),
+        ({"layout": "DHN"}, ValueError, "layout must be one of NHD, HND, got 'DHN'"),
+        ({"scale": np.nan}, ValueError, "scale must be in"),
+        ({"soft_cap": -1.0}, ValueError, "soft_cap must be in"),
+        ({"window": -1}, ValueError, "window must be in"),
+        ({"slopes": [1.0]}, ValueError, r"slopes must have shape \(4,\)"),
+        ({"sinks": [0, 0, np.nan, 0]}, ValueError, r"sinks\[2\]"),
+        ({"mask": np.ones((1, 9), bool)}, ValueError, "K at least 16"),
+        ({"mask": np.ones((1, 16), int)}, TypeError, "mask must be bool"),
+        ({"lse_base": "10"}, ValueError, "lse_base must be 'e' or '2'"),
+        ({"shared_prefix": 17}, ValueError, "shared_prefix must be at most the shortest"),
+        ({"out": np.zeros((1, 4, 7), np.float32)}, ValueError, "out must have shape"),
+        ({"out": np.zeros((1, 4, 8))}, TypeError, "out must be float32"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) -> None:
+    good: dict[str, Any] = {"q": Q, "k_cache": K, "v_cache": K, "block_table": [[1]], "lengths": [16]}
+    lanewise.decode_attention(**good)
+    with pytest.raises(error, match=said):
+        lanewise.decode_attention(**(good | change))
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        ([0], "query_start must be 2"),
+        ([1, 1], "query_start must be 2"),
+        ([0, -1], r"query_start\[1\]"),
+        ([0, 2], "q must have"),
+    ],
+)
+def test_bad_query_start(starts: list[int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        lanewise.extend_attention(Q, K, K, [[1]], [16], starts)
+
+
+def test_bad_states() -> None:
+    v, s = np.zeros((1, 2, 3, 4), np.float32), np.zeros((1, 2, 3), np.float32)
+    with pytest.raises(ValueError, match="s must have shape"):
+        lanewise.merge_states(v, s[:, :1])
+    with pytest.raises(ValueError, match="at least one state"):
+        lanewise.merge_states(v[:, :0], s[:, :0])
+    with pytest.raises(ValueError, match="same shape"):
+        lanewise.merge_state(v[:, 0], s[:, 0], v[:, 0, :, :2], s[:, 0])
+    with pytest.raises(TypeError, match="pair"):
+        lanewise.merge_states(v, s, out=v)
+
+
+def test_out_may_lie_in_the_inputs() -> None:
+    rng = np.random.default_rng(9)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 4, 8), (4, 2, 16, 8), (4, 2, 16, 8)))
+    want = lanewise.decode_attention(q, k, v, [[1]], [16])
+    assert lanewise.decode_attention(q, k, v, [[1]], [16], out=q) is q
+    assert q.tobytes() == want.tobytes()
+    a, s = rng.standard_normal((2, 1, 3, 8)).astype(np.float32), np.zeros((2, 1, 3), np.float32)
+    merged = lanewise.merge_state(a[0], s[0], a[1], s[1])
+    lanewise.merge_state(a[0], s[0], a[1], s[1], out=(a[0], s[0]))
+    assert (a[0].tobytes(), s[0].tobytes()) == (merged[0].tobytes(), merged[1].tobytes())
