@@ -697,15 +697,15 @@ def dequantise(codes: NDArray[np.int8], scales: F32) -> F32:
 
 def turn(x: Any, cos: F32, sin: F32, *, interleaved: bool = False) -> F32:
     """Rows (..., head_dim) turned pair by pair, in float32; cos and sin broadcast against (..., pairs)."""
-    x = np.array(x, np.float32)
+    turned: F32 = np.array(x, np.float32)
     pairs = cos.shape[-1]
     first, second = (
         (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
     )
-    a, b = x[..., first], x[..., second]
+    a, b = turned[..., first], turned[..., second]
     with np.errstate(all="ignore"):
-        x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
-    return x
+        turned[..., first], turned[..., second] = a * cos - b * sin, b * cos + a * sin
+    return turned
 
 
 # ---- the KV-cache ----
