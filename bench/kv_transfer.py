@@ -65,10 +65,7 @@ def append(layout: str, batch: int = 32, layers: int = 32, heads: int = 8, dim: 
 
     def theirs() -> None:
         for x, half in ((k, 0), (v, 1)):
-            if layout == "NHD":  # the heads of a token are one row
-                run = (1, heads * dim * 2)
-            else:
-                run = (heads, dim * 2)
+            run = (1, heads * dim * 2) if layout == "NHD" else (heads, dim * 2)  # the heads of a token are one row
             sizes = (layers, batch, *run, 16, stride["L"], stride["N"], head, token)
             to = cache.ctypes.data + half * stride["2"]
             c.append(*map(ctypes.c_void_p, (to, x.ctypes.data, slots.ctypes.data)), *map(ctypes.c_int64, sizes))
@@ -90,15 +87,14 @@ def convert(source: object, target: object, tokens: int = 8192, heads: int = 8, 
     if rope:
         table = rng.random((tokens, dim // 2)).astype(np.float32)
         rope |= {"cos": table, "sin": table, "positions": slots}
-    ours, loops, times = ratio(
+    ours, copy, _ = ratio(
         lambda: lanewise.append_kv(x, None, cache, None, slots, layout="NHD", k_scales=scales, **rope),
         lambda: np.copyto(same, x),
         15,
     )
     what = f"{np.dtype(source)} to {np.dtype(target)} {rope.get('rope', '')}"
-    print(
-        f"{what}: {(x.nbytes + cache.nbytes) / ours / 1e9:.1f} GB/s read and written, copy {2 * x.nbytes / loops / 1e9:.1f}"
-    )
+    moved = x.nbytes + cache.nbytes
+    print(f"{what}: {moved / ours / 1e9:.1f} GB/s read and written, copy {2 * x.nbytes / copy / 1e9:.1f}")
     if scales is not None and not rope:
         back = np.zeros_like(x)
         ours, _, _ = ratio(
@@ -106,7 +102,7 @@ def convert(source: object, target: object, tokens: int = 8192, heads: int = 8, 
             lambda: np.copyto(same, x),
             15,
         )
-        print(f"  and back: {(x.nbytes + cache.nbytes) / ours / 1e9:.1f} GB/s")
+        print(f"  and back: {moved / ours / 1e9:.1f} GB/s")
 
 
 def main() -> None:

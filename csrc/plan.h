@@ -55,6 +55,19 @@ static inline int64_t enter_targets(struct targets *t, const int64_t *ids, int64
   return -1;
 }
 
+/* Whether ids below FEW_BLOCKS are all different: what small calls ask, faster than a table tells. */
+enum { FEW_BLOCKS = 8192 };
+static inline int all_differ(const int64_t *ids, int64_t rows, int64_t blocks) {
+  uint64_t seen[FEW_BLOCKS / 64], twice = 0;
+  memset(seen, 0, (size_t)(blocks + 63) / 64 * sizeof *seen);
+  for (int64_t i = 0; i < rows; i++) {
+    uint64_t *word = seen + ids[i] / 64, bit = (uint64_t)1 << ids[i] % 64;
+    twice |= *word & bit;
+    *word |= bit;
+  }
+  return !twice;
+}
+
 static inline void emit_move(struct plan *p, int64_t src, int64_t dst) {
   p->src[p->rows] = src;
   p->dst[p->rows++] = dst;

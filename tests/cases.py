@@ -751,3 +751,8 @@ CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ARITHMETIC
 from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
 
 CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
+from cases_attention import ATTENTION  # noqa: E402 - these need Case
+from cases_kv import KV  # noqa: E402
+from cases_transfer import TRANSFER  # noqa: E402
+
+CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC + KV + TRANSFER

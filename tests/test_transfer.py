@@ -147,7 +147,7 @@ def test_scales_that_cannot_be(bad: tuple[float, float]) -> None:
 
 
 def test_int8_moves_as_it_is(isa: str) -> None:
-    """KV15: codes and scales of rows that move between int8 caches are the same bytes."""
+    """Codes and scales of rows that move between int8 caches are the same bytes."""
     rng = np.random.default_rng(3)
     src, src_scales = rng.integers(-128, 128, (3, 2, 4, 8)).astype(np.int8), rng.random((3, 2, 4, 2)).astype(np.float32)
     dst, dst_scales = np.zeros((3, 4, 2, 8), np.int8), np.zeros((3, 4, 2, 2), np.float32)

@@ -51,28 +51,37 @@ INLINE void prefetch_head(const char *p, size_t bytes) {
   }
 }
 
-static void move_blocks(const struct move_args *a, void *scratch) {
+struct one_move {
+  const char *from;
+  char *to;
+  size_t bytes;
+};
+
+INLINE struct one_move nth_move(const struct move_args *a, int64_t i, const char *src, char *dst, void *spare) {
+  return (struct one_move){block_at((char *)src, a->src_block, id_of(&a->sources, i), spare),
+                           block_at(dst, a->dst_block, id_of(&a->targets, i), spare), bytes_of(a, i)};
+}
+
+static void move_blocks(const struct move_args *args, void *scratch) {
+  const struct move_args copied = *args, *a = &copied; /* no store can change it, so it stays in registers */
   int64_t first = a->first_row * a->together, end = first + a->rows * a->together;
   for (int64_t layer = 0; layer < a->layers; layer++) {
-    char *src = (char *)a->src.ptr + a->src_at + layer * a->src_layer;
+    const char *src = (const char *)a->src.ptr + a->src_at + layer * a->src_layer;
     char *dst = (char *)a->dst.ptr + a->dst_at + layer * a->dst_layer;
+    struct one_move next = nth_move(a, first, src, dst, scratch);
     for (int64_t i = first; i < end;) {
-      const char *from = block_at(src, a->src_block, id_of(&a->sources, i), scratch), *next_from = from;
-      char *to = block_at(dst, a->dst_block, id_of(&a->targets, i), scratch), *next_to = to;
-      size_t bytes = 0, size = bytes_of(a, i);
-      do {
-        bytes += size;
-        if (++i == end) {
+      struct one_move run = next;
+      while (++i < end) {
+        next = nth_move(a, i, src, dst, scratch);
+        if (next.from != run.from + run.bytes || next.to != run.to + run.bytes) {
           break;
         }
-        size = bytes_of(a, i);
-        next_from = block_at(src, a->src_block, id_of(&a->sources, i), scratch);
-        next_to = block_at(dst, a->dst_block, id_of(&a->targets, i), scratch);
-      } while (next_from == from + bytes && next_to == to + bytes);
-      if (i < end && a->stream) {
-        prefetch_head(next_from, size);
+        run.bytes += next.bytes;
       }
-      copy_run(to, from, bytes, (int)a->stream);
+      if (i < end && a->stream) {
+        prefetch_head(next.from, next.bytes);
+      }
+      copy_run(run.to, run.from, run.bytes, (int)a->stream);
     }
   }
   if (a->stream) { /* the fence waits for every store there is */

@@ -35,6 +35,9 @@ cdef extern from "plan.h":
         int64_t *dst
         int64_t rows
         int spare
+    enum:
+        FEW_BLOCKS
+    int all_differ(const int64_t *ids, int64_t rows, int64_t blocks) nogil
     int64_t target_slots(int64_t rows) nogil
     int64_t enter_targets(targets *t, const int64_t *ids, int64_t rows, int64_t *slots) nogil
     int64_t writer_of(const targets *t, int64_t id) nogil
@@ -154,7 +157,7 @@ cdef int fill_blocks(blocks_t *b, cnp.ndarray a, int axis, str name) except -1:
 cdef int check_alike(cnp.ndarray a, str name, cnp.ndarray b, str other, int axis) except -1:
     """One dtype, and one shape but along `axis`."""
     cdef int i, same = cnp.PyArray_NDIM(a) == cnp.PyArray_NDIM(b)
-    if not is_same(dtype_of(a), dtype_of(b)) and \
+    if dtype_of(a) != dtype_of(b) and not is_same(dtype_of(a), dtype_of(b)) and \
             not (is_bfloat16(a.dtype) and is_bfloat16(b.dtype)):
         raise TypeError(f"{name} must be {b.dtype} as {other} is, got {a.dtype}")
     for i in range(cnp.PyArray_NDIM(a) if same else 0):
@@ -373,7 +376,7 @@ cdef int move_at_once(const blocks_t *src, const blocks_t *dst, moves_t *m, str 
     cdef int64_t shift = 0
     cdef bint meet = may_meet(src, dst), on_one_grid = meet and is_one_grid(src, dst, &shift)
     cdef Plan plan
-    if not meet and m.targets == NULL:
+    if not meet and (m.targets == NULL or dst.count <= FEW_BLOCKS and all_differ(m.targets, m.rows, dst.count)):
         return move(src, dst, m)
     plan = Plan()
     if m.targets != NULL:

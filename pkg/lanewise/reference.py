@@ -983,9 +983,9 @@ def prefix_hashes(
 # ---- keys and values ----
 
 
-def narrow(x: Any, dtype: str) -> NDArray[Any]:
+def narrow(x: Any, dtype: str) -> Any:
     """float32 to the nearest of "f32", "f16" or "bf16" (its bits, uint16), ties to even; every NaN to the quiet one."""
-    x = np.where(np.isnan(x), np.float32(np.nan), np.float32(x))
+    x = np.where(np.isnan(x), np.float32(np.nan), np.float32(x)).astype(np.float32)
     if dtype == "f32":
         return x
     if dtype == "f16":
@@ -1014,12 +1014,12 @@ def dequantise(codes: NDArray[np.int8], scales: F32) -> F32:
 
 def turn(x: Any, cos: F32, sin: F32, *, interleaved: bool = False) -> F32:
     """Rows (..., head_dim) turned pair by pair, in float32; cos and sin broadcast against (..., pairs)."""
-    x = np.float32(x).copy()
+    turned: F32 = np.array(x, np.float32)
     pairs = cos.shape[-1]
     first, second = (
         (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
     )
-    a, b = x[..., first], x[..., second]
+    a, b = turned[..., first], turned[..., second]
     with np.errstate(all="ignore"):
         x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
     return x

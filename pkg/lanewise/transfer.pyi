@@ -34,7 +34,7 @@ def gather_kv(
     lengths: Ints | None = None,
     k_scales: Array | Sequence[Array] | None = None,
     v_scales: Array | Sequence[Array] | None = None,
-    dtype: DTypeLike | Literal["bfloat16"] = None,
+    dtype: DTypeLike | None = None,
     out: tuple[NDArray[Any], NDArray[Any] | None] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any] | None]: ...
 def relayout(

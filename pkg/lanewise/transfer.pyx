@@ -14,8 +14,7 @@ from lanewise._arrays cimport as_array, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport dtype_of, fill_scales, fill_side
 
-from . import layouts
-from ._arrays import BFLOAT16
+from . import _arrays, layouts
 
 cnp.import_array()
 
@@ -391,7 +390,7 @@ cdef object float_dtype(object dtype, object cache_dtype):
     if dtype is None:
         return np.dtype(np.float32) if cache_dtype == np.int8 else cache_dtype
     if isinstance(dtype, str) and dtype == "bfloat16":
-        return BFLOAT16
+        return _arrays.BFLOAT16
     return np.dtype(dtype)
 
 
