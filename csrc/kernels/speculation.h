@@ -160,31 +160,58 @@ static const float *probs_at(const struct checking *c, int64_t at) {
 
 /* ---- what is left of p ---- */
 
+/* What no probability is, among those seen. */
+struct strange {
+  vn nan;
+  vf least, most;
+};
+
+/* 64 of left = max(scale p - q, 0), added to acc. An infinite p is seen in the sum. */
+INLINE void leave64(vf acc[4], vf rest[4], const vf p[4], const vf q[4], vf scale, struct strange *seen) {
+  const vf zero = v_set1(0.0f);
+  vf differences[4];
+  for (size_t j = 0; j < 4; j++) {
+    differences[j] = v_fma(scale, p[j], v_sub(zero, q[j]));
+    rest[j] = v_max(differences[j], zero);
+    acc[j] = v_add(acc[j], rest[j]);
+    seen->least = v_min(v_min(p[j], q[j]), seen->least);
+    seen->most = v_max(q[j], seen->most);
+  }
+  seen->nan = see_four(seen->nan, differences);
+}
+
 /* left = max(scale p - q, 0), p may be left. Returns its sum, in blocks as softmax has it; NaN if p or q has what no
    probability is. */
 static double leave(float *left, const float *p, double scale, const float *q, size_t n) {
   const vf times = v_set1((float)scale), zero = v_set1(0.0f);
-  vf least = zero, most = zero;
-  vn nan = n_none();
+  struct strange seen = {n_none(), zero, zero};
   double total = 0.0;
-  for (size_t first = 0; first < n; first += SUM_BLOCK) {
-    vf acc[4] = {zero, zero, zero, zero}, a[4], b[4];
-    for (size_t i = first, end = min_size(first + SUM_BLOCK, n); i < end; i += BLOCK) {
+  for (size_t i = 0; i < n;) {
+    vf acc[4] = {zero, zero, zero, zero}, a[4], b[4], rest[4];
+    size_t end = min_size(i + SUM_BLOCK, n);
+    for (; i + BLOCK <= end; i += BLOCK) {
+      for (size_t j = 0; j < 4; j++) {
+        a[j] = v_load(p + i + LANES * j);
+        b[j] = v_load(q + i + LANES * j);
+      }
+      leave64(acc, rest, a, b, times, &seen);
+      for (size_t j = 0; j < 4; j++) {
+        v_store(left + i + LANES * j, rest[j]);
+      }
+    }
+    if (i < end) {
       row_load64(a, p, i, n, DTYPE_F32, 0.0f);
       row_load64(b, q, i, n, DTYPE_F32, 0.0f);
+      leave64(acc, rest, a, b, times, &seen);
       for (size_t j = 0; j < 4; j++) {
-        vf rest = v_max(v_fma(times, a[j], v_sub(zero, b[j])), zero);
-        nan = n_see(nan, a[j], b[j]);
-        least = v_min(b[j], v_min(a[j], least));
-        most = v_max(b[j], v_max(a[j], most));
-        acc[j] = v_add(acc[j], rest);
-        store_upto(left, i + LANES * j, n, rest);
+        store_upto(left, i + LANES * j, n, rest[j]);
       }
+      i = end;
     }
     total += (double)sum_across64(acc);
   }
-  int unfit = n_any(nan) || m_bits(v_gt(zero, least)) || !(v_max_across(most) < INFINITY);
-  return unfit ? (double)NAN : total;
+  int unfit = n_any(seen.nan) || m_bits(v_gt(zero, seen.least)) || !(v_max_across(seen.most) < INFINITY);
+  return unfit || !(total < INFINITY) ? (double)NAN : total;
 }
 
 /* The token behind the drafts that stand: from what is left of p, or p where that is nothing. */

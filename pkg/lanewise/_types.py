@@ -28,6 +28,7 @@ Mask: TypeAlias = NDArray[np.bool_] | NDArray[np.int32] | NDArray[np.uint32] | S
 Ties: TypeAlias = Literal["lowest", "all"]
 SampleTies: TypeAlias = Literal["lowest", "all", "top_k"]
 OnInvalid: TypeAlias = Literal["raise", "mark"]
+DraftMethod: TypeAlias = Literal["noise", "ratio", "block", "typical"]
 Step: TypeAlias = Literal["temperature", "top_k", "top_p", "min_p"]
 Preset: TypeAlias = Literal["transformers", "vllm", "llama.cpp", "mlx-lm"] | Sequence[Step]
 Tokens: TypeAlias = int | NDArray[np.int64]  # an int for logits (V,), an array for (B, V): a type cannot tell

@@ -1,13 +1,11 @@
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._types import Array, Bias, Float, Floats, Ids, Int, Ints, Mask, OnInvalid, Preset, SampleTies, Seeds
+from ._types import Array, Bias, DraftMethod, Float, Floats, Ids, Int, Ints, Mask, OnInvalid, Preset, SampleTies, Seeds
 from .params import SamplingParams
-
-Method: TypeAlias = Literal["noise", "ratio", "block", "typical"]
 
 class BeamStep(NamedTuple):
     scores: NDArray[np.float64]
@@ -55,7 +53,7 @@ def verify_draft(
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     q: Array | None = None,
-    method: Method = "noise",
+    method: DraftMethod = "noise",
     probs: bool = False,
     parents: Ids | None = None,
     temperature: Floats = 1.0,
