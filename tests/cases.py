@@ -721,15 +721,6 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
-from cases_kv import KV  # noqa: E402 - made of the names above
-
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + KV
-from cases_attention import ATTENTION  # noqa: E402 - it needs Case
-
-CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC
-from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
-
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
 DECODING = [
     Case(
         "beam_step",
@@ -747,12 +738,8 @@ DECODING = [
     ),
 ]
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ARITHMETIC
-from cases_transfer import TRANSFER  # noqa: E402  (it takes Case from here)
-
-CASES = VALUES + CHOICES + FILTERS + SCORES + ARITHMETIC + TRANSFER
 from cases_attention import ATTENTION  # noqa: E402 - these need Case
 from cases_kv import KV  # noqa: E402
 from cases_transfer import TRANSFER  # noqa: E402
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + ATTENTION + ARITHMETIC + KV + TRANSFER
+CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ATTENTION + ARITHMETIC + KV + TRANSFER

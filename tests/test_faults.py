@@ -866,6 +866,8 @@ def appending_at_and_across_borders() -> None:
         ids = cache.pool.ids(seq.handles)
         assert seq.slots().tolist() == [int(ids[i // 4]) * 4 + i % 4 for i in range(seq.length)]
     assert cache.gather([at_once])[0].tobytes() == some_rows(9, 3).tobytes()
+
+
 # ---- moves of blocks ----
 
 
@@ -886,6 +888,8 @@ def moves_of_one_call_count_as_made_at_once() -> None:
             lanewise.swap_blocks(pool, pool, pairs)
             for moved in (pool, at_once):
                 assert moved.reshape(3, -1)[:, 0].tolist() == want
+
+
 # ---- beams ----
 
 
@@ -1152,12 +1156,6 @@ LATER = {
     "given noise for a draw comes with the Sampler": ["SA25"],
     "mirostat comes with the Sampler": ["SA31"],
     "state of rows comes with the Sampler": ["AP04"],
-    "speculative verification comes with the Sampler": ["SP01", "SP03", "SP05", "SP06", "SP07", "SP09"],
-    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 21, 23, 25)] + ["OK02", "OK03"],
-    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
-    "attention is not built yet": ["AT01", "AT02", "AT03", "AT05", "AT07", "AT09"],
-    "the KV-cache is not built yet": [f"KV{i}" for i in (13, 15, 17, 21, 23, 25)] + ["OK01", "OK02", "OK03"],
-    "the KV-cache is not built yet": ["KV13", "KV15", "OK02", "OK03"],
     "no wheel for 32-bit Arm is offered": ["PA03"],
     "needs a second NumPy: make test-pythons covers the range": ["PA01"],
 }
@@ -1165,8 +1163,6 @@ ELSEWHERE = {
     "test_dispatch.py": ["DI01", "DI02", "DI03", "DI05", "DI07", "DI09", "DI11"],
     "test_build.py": ["PA02", "PA04"],
     "test_pool.py": [f"KV{i:02}" for i in (1, 2, 3, 4, 5, 6, 7, 9, 11)],
-    "test_pool.py": [f"KV{i:02}" for i in (1, 2, 3, 4, 5, 6, 7, 9, 11, 19)],
-    "test_transfer.py": ["KV21", "KV23", "KV25"],
 }
 
 

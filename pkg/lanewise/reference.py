@@ -1021,5 +1021,5 @@ def turn(x: Any, cos: F32, sin: F32, *, interleaved: bool = False) -> F32:
     )
     a, b = turned[..., first], turned[..., second]
     with np.errstate(all="ignore"):
-        x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
-    return x
+        turned[..., first], turned[..., second] = a * cos - b * sin, b * cos + a * sin
+    return turned

@@ -7,7 +7,6 @@ before memory is taken for it. A restore that fails has changed nothing.
 from __future__ import annotations
 
 import io
-import json
 import operator
 import os
 import secrets
@@ -115,6 +114,8 @@ def pieces(storage: Storage, ids: NDArray[np.int64], parts: list[Part]) -> tuple
     chunk = max(1, min(len(ids), CHUNK_BYTES // geometry.block_bytes))
     numbers = [(part.length, len(part.table), len(part.tokens), encoded(part.extra)) for part in parts]
     plan = Plan(geometry.staging(chunk), len(ids), numbers)
+    import json  # not at the top: `import lanewise` is to be quick
+
     header = json.dumps({"byteorder": sys.byteorder, **asdict(plan)}).encode()
 
     def produce() -> Iterator[Any]:
@@ -302,6 +303,8 @@ def read_plan(source: Source) -> tuple[Plan, int]:
 
 
 def plan_of(header: bytes | bytearray) -> Plan:
+    import json
+
     try:
         content = json.loads(header)
         order, blocks, geometry = content["byteorder"], content["blocks"], Geometry(**content["geometry"])

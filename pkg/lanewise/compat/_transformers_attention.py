@@ -32,16 +32,15 @@ def attend(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
-    """Queries (B, heads, n, D) over keys and values (B, kv_heads, S, D), where these lie: (B, n, heads, D), and no weights.
+    """Queries (B, heads, n, D) over keys and values (B, kv_heads, S, D), which stay where they are: (B, n, heads, D).
 
     Other devices, dropout, gradients and position biases are left to torch's scaled_dot_product_attention.
     """
     if dropout or kwargs.get("position_bias") is not None or not all(map(takes, (query, key, value))):
         kwargs |= {} if softcap is None else {"softcap": softcap}
-        done = sdpa.sdpa_attention_forward(
+        return sdpa.sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
-        return done  # type: ignore[no-any-return]
     rows, heads, count, width = query.shape
     length = key.shape[2]
     causal = (

@@ -1,4 +1,4 @@
-"""A cache for transformers' models over PagedKVCache: one block a row, which is copied when it is shared and written to."""
+"""A cache for transformers' models over PagedKVCache: one block a row, copied when it is shared and written to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_ROOM = 256  # tokens of a row that has few
 CROPS_TO_A_LENGTH = "max_length" in inspect.signature(host.DynamicLayer.crop).parameters  # before 5.20
 
 
-class PagedLayer(host.DynamicLayer):  # type: ignore[misc]
+class PagedLayer(host.DynamicLayer):
     """One layer's keys and values. `keys` and `values` are views of the blocks, or copies once beams have mixed them.
 
     What is not on the CPU, or needs gradients, is kept as DynamicLayer keeps it.
@@ -50,7 +50,7 @@ class PagedLayer(host.DynamicLayer):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.cache is None:
-            return super().update(key_states, value_states, *args, **kwargs)
+            return super().update(key_states, value_states, *args, **kwargs)  # type: ignore[no-any-return]
         count, _, more, _ = key_states.shape
         if not self.rows:
             self.rows = [self.cache.sequence() for _ in range(count)]
@@ -125,8 +125,8 @@ class PagedLayer(host.DynamicLayer):  # type: ignore[misc]
         self.rows = rows
 
 
-class PagedCache(host.Cache):  # type: ignore[misc]
-    """Keys and values of a model's layers in blocks that grow in place: generate(..., past_key_values=PagedCache(config)).
+class PagedCache(host.Cache):
+    """Keys and values of a model's layers in blocks that grow in place: generate(..., cache=PagedCache(config)).
 
     In place of DynamicCache, which copies all it has for each token. Layers of another kind than full attention
     (sliding windows, states) are DynamicCache's own.
@@ -154,8 +154,6 @@ def as_states(side: Any, blocks: Any, dtype: Any) -> Any:
     """The blocks as a tensor: of the cache's own memory if one step leads from each to the next."""
     steps = np.diff(blocks)
     step = int(steps[0]) if len(steps) else 1
-    if step > 0 and (steps == step).all():
-        found = side[int(blocks[0]) : int(blocks[-1]) + 1 : step]
-    else:
-        found = side[blocks]
+    even = step > 0 and (steps == step).all()
+    found = side[int(blocks[0]) : int(blocks[-1]) + 1 : step] if even else side[blocks]
     return tensor(found.view(np.int16)).view(dtype) if dtype == torch.bfloat16 else tensor(found)
