@@ -138,8 +138,8 @@ static void report(const char *what, int64_t slot, int64_t offset) {
   if (slot < SPAN_LIMIT) {
     snprintf(name, sizeof name, "span %d", (int)span_in(slot));
   }
-  printf("%s %s, %s: %s, offset %lld: %s\n", running->operation, running->label, placement_names[running_placement], name,
-         (long long)offset, what);
+  printf("%s %s, %s: %s, offset %lld: %s\n", running->operation, running->label, placement_names[running_placement],
+         name, (long long)offset, what);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
