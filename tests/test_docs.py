@@ -22,7 +22,7 @@ pytestmark = pytest.mark.native
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPILED = (*sorted(page.stem for page in (ROOT / "pkg/lanewise").glob("*.pyx")),)
-PYTHON = ("errors", "params", "reference", "state", "_dispatch")
+PYTHON = ("errors", "params", "reference", "state", "steps", "_dispatch")
 OPERATIONS = [name for name, group in lanewise._ops.GROUPS.items() if group == "sampling"]
 
 

@@ -21,6 +21,7 @@ from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
 from .scoring import Logprobs, logprobs
 from .state import SampleState
+from .steps import attention_step, prefix_cut
 from .stream import Stream
 from .values import log_softmax, logsumexp, scale, softmax
 
@@ -41,6 +42,7 @@ __all__ = [
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "attention_step",
     "decode_attention",
     "extend_attention",
     "get_num_threads",
@@ -51,6 +53,7 @@ __all__ = [
     "merge_state",
     "merge_states",
     "min_p_mask",
+    "prefix_cut",
     "sample",
     "sample_from_probs",
     "sample_n",
