@@ -170,6 +170,17 @@ def test_a_plan_serves_every_layer() -> None:
         assert plan.run(q, k, v).tobytes() == want.tobytes()
 
 
+def test_a_plan_keeps_what_was_checked() -> None:
+    rng = np.random.default_rng(10)
+    k, v = rng.standard_normal((2, 2, 2, 16, 8)).astype(np.float32)
+    q = rng.standard_normal((1, 4, 8)).astype(np.float32)
+    table, lengths, starts = np.array([[0]], np.int64), np.array([16], np.int64), np.array([0, 1], np.int64)
+    plan = lanewise.AttentionPlan(table, lengths, num_heads=4, num_kv_heads=2, block_size=16, query_start=starts)
+    want = plan.run(q, k, v).tobytes()
+    table[:], lengths[:], starts[:] = 1, 3, 7
+    assert plan.run(q, k, v).tobytes() == want
+
+
 # ---- what is not seen ----
 
 

@@ -36,6 +36,7 @@ from .saving import Saving
 from .scoring import Logprobs, logprobs
 from .sequence import Sequence
 from .state import SampleState
+from .attention_steps import attention_step, prefix_cut
 from .stream import Stream
 from .transfer import append_kv, gather_kv, relayout
 from .values import log_softmax, logsumexp, scale, softmax
@@ -69,6 +70,7 @@ __all__ = [
     "argmax",
     "beam_step",
     "copy_blocks",
+    "attention_step",
     "decode_attention",
     "extend_attention",
     "gather_blocks",
@@ -84,6 +86,7 @@ __all__ = [
     "min_p_mask",
     "permute_blocks",
     "relayout",
+    "prefix_cut",
     "sample",
     "sample_from_probs",
     "sample_n",

@@ -36,7 +36,7 @@ cdef cnp.ndarray integers(object x, str name, int axes):
         raise ValueError(f"{name} must have {axes} {'axis' if axes == 1 else 'axes'}, got shape {array.shape}")
     if array.dtype == np.uint64 and array.size and array.max() > INT32_MAX:
         raise ValueError(f"{name} must be at most {INT32_MAX}, got {array.max()}")
-    return np.ascontiguousarray(array, np.int64)
+    return np.array(array, np.int64, order="C")  # its own: what is checked must stay so
 
 
 cdef int64_t dtype_of(object dtype, str name) except -1:
