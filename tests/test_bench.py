@@ -25,7 +25,7 @@ from commands import ROOT, run
 pytestmark = pytest.mark.native
 
 ISAS = lanewise.info()["usable"]
-VIEWS = "table", "bars", "article", "peers", "readme"
+VIEWS = "table", "bars", "kv", "article", "peers", "readme"
 CELL = (
     r"(?P<operation>\S.*?) +(?P<vocab>[\d,]+)  (?P<kind>\w+(, \w+)?) +(?P<isa>\w+) +(?P<us>[\d.]+) +"
     r"(?P<times>[\d.]+) (?P<floor>F\d(\+F\d)*)( +[\w.-]+ [\d.e+]+x)*"
@@ -120,6 +120,20 @@ def test_every_bar_is_judged_or_said_to_be_missing(results: dict[str, Result]) -
     assert {row["what"] for row in rows} == BARS - absent
     assert rows[-1]["what"] == "tokens that differ: ISA, batch, order"
     assert all(row["measured"] == 0 for row in rows if row["limit"] == 0)
+
+
+def test_the_bars_of_the_kv_cache_are_judged(results: dict[str, Result]) -> None:
+    printed, rows, _ = results["kv"]
+    judged = [line for line in printed if line.startswith(("PASS", "over"))]
+    assert [line.split("  ")[1] for line in judged] == [row["what"] for row in rows]
+    assert {row["what"].split(",")[0].split("(")[0] for row in rows} >= {
+        "gather",
+        "scatter",
+        "zero",
+        "allocate",
+        "fork",
+    }
+    assert all(math.isfinite(row["measured"]) and row["measured"] > 0 for row in rows)
 
 
 def test_the_article_has_its_six_steps(results: dict[str, Result]) -> None:
