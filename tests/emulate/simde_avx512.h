@@ -64,5 +64,6 @@ static inline __m512 emulated_mask_loadu_ps(__m512 a, __mmask16 mask, const floa
 #define _mm512_cvtepi32_epi16 emulated_cvtepi32_epi16
 #define _mm512_cvtepi32_epi8 emulated_cvtepi32_epi8
 #define _mm512_cvtps_ph emulated_cvtps_ph
+#define _mm512_stream_si512 _mm512_storeu_si512
 #define _mm512_mask_loadu_ps emulated_mask_loadu_ps
 #define _mm512_mask_storeu_ps emulated_mask_storeu_ps
