@@ -45,7 +45,11 @@
 #define LANES 16
 #define WEIGHT_BITS 43
 
+#if defined LANEWISE_AVX512 || defined LANEWISE_AVX2 || defined LANEWISE_NEON
 #define INLINE static inline __attribute__((always_inline))
+#else /* calls cost portable C nothing beside its words, and always inlined it is three times the code */
+#define INLINE static inline
+#endif
 
 #if defined LANEWISE_AVX512
 #include "vec_avx512.h"

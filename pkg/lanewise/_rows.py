@@ -25,9 +25,9 @@ class RealRow(NamedTuple):
 
 
 def unpacked(peak: np.ndarray, below: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """Exact up to 13 below the row's peak, in quarters further down, where a wheel should not spend its bytes."""
-    logits: np.ndarray = peak[:, None] - below / np.float16(4)
-    logits[below <= 13 * 4] = near
+    """Exact up to 13 below the row's peak, in whole steps further down, where a wheel should not spend its bytes."""
+    logits: np.ndarray = peak[:, None] - below.astype(np.float16)
+    logits[below == 0] = near
     return logits
 
 
