@@ -105,7 +105,7 @@ def test_the_number_of_threads_does_not_show(
         lanewise.set_num_threads(count)
         for settings, want in zip(case.settings(n), wanted, strict=True):
             assert_same(run_guarded(case, x, settings, at_end=True), want, (n, settings, count))
-            assert bool(asked) == (case in SHARED)
+            assert asked or case not in SHARED  # of the others, some have one row a call
             asked.clear()
 
 

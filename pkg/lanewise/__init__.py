@@ -4,6 +4,7 @@ from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states
+from .attention_steps import attention_step, prefix_cut
 from .beams import BeamMove, BeamSearch, Hypothesis
 from .decoding import BeamStep, Verified, beam_step, verify_draft
 from .drawing import sample_from_probs, sample_n, verify
@@ -36,7 +37,6 @@ from .saving import Saving
 from .scoring import Logprobs, logprobs
 from .sequence import Sequence
 from .state import SampleState
-from .attention_steps import attention_step, prefix_cut
 from .stream import Stream
 from .transfer import append_kv, gather_kv, relayout
 from .values import log_softmax, logsumexp, scale, softmax
@@ -68,9 +68,9 @@ __all__ = [
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "attention_step",
     "beam_step",
     "copy_blocks",
-    "attention_step",
     "decode_attention",
     "extend_attention",
     "gather_blocks",
@@ -85,8 +85,8 @@ __all__ = [
     "merge_states",
     "min_p_mask",
     "permute_blocks",
-    "relayout",
     "prefix_cut",
+    "relayout",
     "sample",
     "sample_from_probs",
     "sample_n",
