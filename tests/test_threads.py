@@ -100,7 +100,8 @@ def test_the_number_of_threads_does_not_show(
     monkeypatch.setattr(_threads, "recruit", lambda *args: asked.append(args) or recruit(*args))
     lanewise.set_num_threads(1)
     wanted = [run_guarded(case, x, settings, at_end=True) for settings in case.settings(n)]
-    assert not asked
+    assert not asked or case not in SHARED  # some set the number of threads themselves
+    asked.clear()
     for count in COUNTS:
         lanewise.set_num_threads(count)
         for settings, want in zip(case.settings(n), wanted, strict=True):

@@ -84,5 +84,7 @@ def by_query(mask: Any, rows: int, heads: int, count: int, length: int) -> Any:
     return mask.expand(rows, heads, count, length).transpose(1, 2).reshape(rows * count, heads, length)
 
 
-host.AttentionInterface.register("lanewise", attend)
-masking.AttentionMaskInterface.register("lanewise", masking.sdpa_mask)
+def register() -> None:
+    """Makes attn_implementation="lanewise" known."""
+    host.AttentionInterface.register("lanewise", attend)
+    masking.AttentionMaskInterface.register("lanewise", masking.sdpa_mask)

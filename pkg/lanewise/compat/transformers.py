@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import lanewise
 from lanewise.compat._host import need
 from lanewise.compat._tensors import entropy, torch
+from lanewise.compat._transformers_attention import register as register_attention
 from lanewise.compat._transformers_cache import PagedCache
 
 WORKS = "5.0 to 5.24"
@@ -29,6 +30,8 @@ host: Any = need(
     works=WORKS,
     names=("GenerationMixin", "LogitsProcessorList", "MinPLogitsWarper"),
 )
+
+register_attention()
 
 __all__ = [
     "EpsilonLogitsWarper",

@@ -1,0 +1,83 @@
+"""generate() with PagedCache, and with lanewise's attention, beside DynamicCache and torch's: the same texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import lanewise.compat.transformers as compat
+
+IDS = torch.tensor([[5, 17, 80, 3, 9, 44, 21], [0, 0, 0, 7, 33, 60, 8], [90, 12, 5, 5, 71, 30, 2]])
+MASK = (IDS != 0).long()
+HOW: list[dict[str, Any]] = [
+    {"max_new_tokens": 20},
+    {"max_new_tokens": 300},  # the blocks grow
+    {"max_new_tokens": 20, "num_beams": 4, "num_return_sequences": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes, **heads, eos_token_id=None, pad_token_id=0)).eval()
+
+
+def text(model: Any, attention: str = "sdpa", rows: int = 3, **how: Any) -> Any:
+    model.set_attn_implementation(attention)
+    return model.generate(IDS[:rows], attention_mask=MASK[:rows], do_sample=False, **how)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_texts_are_those_of_dynamic_cache(model: Any, how: dict[str, Any], dtype: torch.dtype) -> None:
+    model = model.to(dtype)
+    assert torch.equal(text(model, **how), text(model, past_key_values=compat.PagedCache(model.config), **how))
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_texts_by_lanewise_attention_are_torchs(model: Any, how: dict[str, Any]) -> None:
+    model = model.to(torch.float32)
+    want = text(model, **how)
+    assert torch.equal(want, text(model, "lanewise", **how))
+    assert torch.equal(want, text(model, "lanewise", past_key_values=compat.PagedCache(model.config), **how))
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+def test_rejected_drafts_are_cropped(model: Any) -> None:
+    how = {"max_new_tokens": 20, "prompt_lookup_num_tokens": 3, "rows": 1}
+    model = model.to(torch.float32)
+    assert torch.equal(text(model, **how), text(model, past_key_values=compat.PagedCache(model.config), **how))
+
+
+def states(seed: int, count: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(3, 2, count, 8, generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+def test_rows_are_chosen_repeated_cropped_and_reset_as_in_dynamic_cache() -> None:
+    ours, theirs = compat.PagedCache(), DynamicCache()
+    steps = [
+        lambda cache: cache.update(*states(1, 5), 0),
+        lambda cache: cache.reorder_cache(torch.tensor([2, 0, 0])),
+        lambda cache: cache.update(*states(2, 1), 0),
+        lambda cache: cache.crop(-2),
+        lambda cache: cache.batch_select_indices(torch.tensor([1])),
+        lambda cache: cache.batch_repeat_interleave(3),
+        lambda cache: cache.update(*states(3, 300), 0),
+        lambda cache: cache.reset(),
+        lambda cache: cache.update(*states(4, 2), 0),
+    ]
+    for i, step in enumerate(steps):
+        for cache in (ours, theirs):
+            step(cache)
+        assert ours.get_seq_length() == theirs.get_seq_length(), i
+        if theirs.get_seq_length():
+            assert torch.equal(ours.layers[0].keys, theirs.layers[0].keys), i
+            assert torch.equal(ours.layers[0].values, theirs.layers[0].values), i
