@@ -74,11 +74,33 @@ def parameters(
     ]
 
 
+def last_alone(n: int, dtype: str) -> bool:
+    """Where the reference is slow, it is beside the last settings here and beside the others in a slow test."""
+    return n == SIZES[-1] or (n > 5000 and dtype != "f32")
+
+
 @pytest.mark.parametrize(("case", "n", "dtype"), parameters(halves=(17, 1000, 40001), native={*SIZES} - {*FEW}))
 def test_scalar_agrees_with_the_reference(case: Case, n: int, dtype: str) -> None:
+    assert_agrees(case, n, dtype, slice(-1 if last_alone(n, dtype) else None, None))
+
+
+def others() -> list[Any]:
+    cells = ((param, *param.values) for param in parameters())
+    return [param for param, case, n, dtype in cells if last_alone(n, dtype) and len(case.settings(n)) > 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "n", "dtype"), others())
+def test_scalar_agrees_with_the_reference_in_other_settings(case: Case, n: int, dtype: str) -> None:
+    assert_agrees(case, n, dtype, slice(-1))
+
+
+def assert_agrees(case: Case, n: int, dtype: str, which: slice) -> None:
     x, settings = runs(case, n, dtype)
     wide = x if case.name == "widen" or x.dtype == np.float64 else x.astype(np.float32)
-    for s, got in zip(settings, scalar_results(case.name, n, dtype), strict=True):
+    results = scalar_results(case.name, n, dtype)
+    assert len(results) == len(settings)
+    for s, got in zip(settings[which], results[which], strict=True):
         want = case.reference(wide, s)
         for name in want:
             if case.tolerance is None or want[name].dtype.kind in "iu":

@@ -33,9 +33,10 @@ def fma32(a: Any, b: Any, c: Any) -> F32:
     s = p + d
     t = s - p
     error = (p - (s - t)) + (d - t)
-    even = s.view(np.uint64) & np.uint64(1) == 0
-    away = np.where((error > 0) == (s > 0), np.inf, 0.0)
-    odd = np.where((error != 0) & np.isfinite(error) & even, np.nextafter(s, np.copysign(away, s)), s)
+    bits = s.view(np.int64)
+    moved = (error != 0) & np.isfinite(error) & (bits & 1 == 0)
+    away = np.where((error > 0) == (s > 0), 1, -1)  # from zero, where magnitudes have the larger bits
+    odd: F64 = (bits + moved * away).view(np.float64)
     return odd.astype(np.float32)
 
 
