@@ -51,7 +51,7 @@ def shared() -> Iterator[None]:
 # ---- right ----
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_shape_agrees_with_the_reference(data: st.DataObject) -> None:
     draw = data.draw

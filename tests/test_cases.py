@@ -12,12 +12,13 @@ import pytest
 import lanewise
 from lanewise import _dispatch, _ops
 
-from cases import CASES, DTYPES, SIZES, Case
+from cases import ATTENTION, CASES, DTYPES, KV, SIZES, TRANSFER, Case
 from guarded import Guarded
 
 ISAS = _dispatch.runnable()
 FEW = (1, 17, 64, 1000, 4099, 40001)
 BY_NAME = {case.name: case for case in CASES}
+SMALL = {case.name for case in ATTENTION + KV + TRANSFER}  # their rows are short, however many
 
 
 @functools.lru_cache(maxsize=1)  # the next test is of the same
@@ -62,12 +63,12 @@ def parameters(
     """Cases at every size and dtype; float16 and bfloat16 are slow beside some sizes, since test_replay.py compares the
     bits at all up to 1000 on every ISA."""
 
-    def marks(n: int, dtype: str) -> list[pytest.MarkDecorator]:
-        slow = dtype != "f32" and n not in halves
+    def marks(name: str, n: int, dtype: str) -> list[pytest.MarkDecorator]:
+        slow = (dtype != "f32" and n not in halves) or (n == SIZES[-1] and name in SMALL)
         return [pytest.mark.slow] * slow + [pytest.mark.native] * (n in native)
 
     return [
-        pytest.param(BY_NAME[name], n, dtype, id=f"{name}-{n}-{dtype}", marks=marks(n, dtype))
+        pytest.param(BY_NAME[name], n, dtype, id=f"{name}-{n}-{dtype}", marks=marks(name, n, dtype))
         for name in names
         for n in SIZES
         for dtype in BY_NAME[name].dtypes

@@ -54,7 +54,7 @@ def seen(arrays: Any, layout: Any, block_size: int) -> list[np.ndarray]:
     return [np.concatenate([x.reshape(*x.shape[:4], -1) for x in half]).astype(np.float32) for half in halves if half]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(EVERY),
     st.sampled_from(EVERY),
