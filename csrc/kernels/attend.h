@@ -59,11 +59,7 @@ INLINE size_t whole_vectors(int64_t dim) { return ((size_t)dim + LANES - 1) / LA
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-INLINE float *carve(char **scratch, size_t floats) {
-  float *p = (float *)*scratch;
-  *scratch += (floats * sizeof(float) + 63) / 64 * 64;
-  return p;
-}
+INLINE float *carve(char **scratch, size_t floats) { return (float *)take(scratch, floats * sizeof(float)); }
 
 INLINE int is_direct(const struct side *s, size_t rows) {
   return s->chunk == s->dim && s->dim % LANES == 0 && (s->dtype == DTYPE_F32 || rows <= FOUR);
@@ -180,7 +176,8 @@ static void find_keys(const struct tile *t, struct keys *keys, int64_t chunk) {
 
 /* One element of a key or value. */
 INLINE float element(bytes row, size_t d, const struct side *s) {
-  bytes p = row + (int64_t)(d / (size_t)s->chunk) * s->chunk_stride + d % (size_t)s->chunk * size_of(s->dtype);
+  bytes p = row + (int64_t)(d / (size_t)s->chunk) * s->chunk_stride +
+            d % (size_t)s->chunk * (size_t)size_of_element(s->dtype);
   return s->dtype == DTYPE_I8 ? (float)*(const int8_t *)p : row_at(p, 0, (int)s->dtype);
 }
 
@@ -284,7 +281,7 @@ INLINE vn take_scores(const struct tile *t, size_t key, size_t row, size_t n, co
 static int score_keys(const struct tile *t) {
   const struct keys *keys = t->now;
   const struct side *k = &t->a->key;
-  const size_t size = (size_t)k->dim * size_of(k->dtype);
+  const size_t size = (size_t)(k->dim * size_of_element(k->dtype));
   const dots_fn *products_of = dots_of[t->k_direct ? k->dtype : DTYPE_F32];
   bytes widened[SOME_KEYS];
   float products[SOME_KEYS * FOUR] = {0};

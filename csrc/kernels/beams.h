@@ -138,36 +138,13 @@ static void draw_row(struct group *g, const struct law *law, const struct judged
 
 /* ---- groups ---- */
 
-static struct sample_args beam_edits(const struct beam_args *a) {
-  return (struct sample_args){
-      .x = a->x,
-      .params = a->params,
-      .mask = a->mask,
-      .bias_ids = a->bias_ids,
-      .bias_values = a->bias_values,
-      .bias_offsets = a->bias_offsets,
-      .prompt_ids = a->prompt_ids,
-      .prompt_offsets = a->prompt_offsets,
-      .output_ids = a->output_ids,
-      .output_offsets = a->output_offsets,
-      .cols = a->cols,
-      .dtype = a->dtype,
-      .x_stride = a->x_stride,
-      .mask_kind = a->mask_kind,
-      .mask_stride = a->mask_stride,
-      .mask_width = a->mask_width,
-      .bias_dense = a->bias_dense,
-      .bias_stride = a->bias_stride,
-  };
-}
-
 /* The logits of beam `at` of all, where they lie or, if they are edited, written out. */
 static struct judged beam_row(const struct beam_args *a, int64_t at, char **scratch) {
   size_t n = (size_t)a->cols;
   const void *x = row_of(a->x.ptr, a->x_stride, at);
   int64_t dtype = a->dtype;
   if (a->bias_values.ptr || a->prompt_ids.ptr || a->output_ids.ptr || a->mask_kind != MASK_NONE) {
-    const struct sample_args edits = beam_edits(a);
+    const struct sample_args edits = {EDITS_OF(a), .params = a->params};
     float *z = (float *)take(scratch, (n + BLOCK) * sizeof *z);
     uint32_t *counts = (uint32_t *)take(scratch, n * sizeof *counts);
     write_edited(z, counts, &edits, at);

@@ -21,6 +21,14 @@ static void write_out(float *z, const void *x, size_t n, int64_t dtype) {
   FOR_DTYPE(write_out_as, &t, NULL)
 }
 
+/* What the args structs of all that draws or scores say of rows and their edits, as members of a sample_args. */
+#define EDITS_OF(a)                                                                                             \
+  .x = (a)->x, .mask = (a)->mask, .bias_ids = (a)->bias_ids, .bias_values = (a)->bias_values,                   \
+  .bias_offsets = (a)->bias_offsets, .prompt_ids = (a)->prompt_ids, .prompt_offsets = (a)->prompt_offsets,      \
+  .output_ids = (a)->output_ids, .output_offsets = (a)->output_offsets, .cols = (a)->cols, .dtype = (a)->dtype, \
+  .x_stride = (a)->x_stride, .mask_kind = (a)->mask_kind, .mask_stride = (a)->mask_stride,                      \
+  .mask_width = (a)->mask_width, .bias_dense = (a)->bias_dense, .bias_stride = (a)->bias_stride
+
 struct ids {
   const int64_t *id;
   size_t count;

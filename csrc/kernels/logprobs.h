@@ -214,26 +214,7 @@ INLINE void score_row(const struct scored *s, void *scratch, int dtype) {
 }
 
 static void logprobs(const struct logprobs_args *a, void *scratch) {
-  const struct sample_args edits = {
-      .x = a->x,
-      .params = a->params,
-      .mask = a->mask,
-      .bias_ids = a->bias_ids,
-      .bias_values = a->bias_values,
-      .bias_offsets = a->bias_offsets,
-      .prompt_ids = a->prompt_ids,
-      .prompt_offsets = a->prompt_offsets,
-      .output_ids = a->output_ids,
-      .output_offsets = a->output_offsets,
-      .cols = a->cols,
-      .dtype = a->dtype,
-      .x_stride = a->x_stride,
-      .mask_kind = a->mask_kind,
-      .mask_stride = a->mask_stride,
-      .mask_width = a->mask_width,
-      .bias_dense = a->bias_dense,
-      .bias_stride = a->bias_stride,
-  };
+  const struct sample_args edits = {EDITS_OF(a), .params = a->params};
   size_t n = (size_t)a->cols;
   char *rest = scratch;
   float *z = (float *)take(&rest, (n + BLOCK) * sizeof *z);

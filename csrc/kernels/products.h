@@ -26,8 +26,6 @@ INLINE vf load_any(bytes p, size_t d, int dtype) {
   return dtype == DTYPE_I8 ? v_load_i8((const int8_t *)p + d) : row_load(p, d, dtype);
 }
 
-INLINE size_t size_of(int64_t dtype) { return dtype == DTYPE_I8 ? 1 : dtype_size(dtype); }
-
 /* Asks for the next `size` bytes of rows that will be wanted soon. */
 INLINE void ask_for(bytes p, size_t size) {
   for (size_t i = 0; i < size; i += 64) {
@@ -101,7 +99,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
   }
   for (size_t k = 0; k < n; k++) {
     if (ahead) {
-      prefetch(ahead[k] + d * size_of(dtype));
+      prefetch(ahead[k] + d * (size_t)size_of_element(dtype));
     }
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; j++) {
@@ -124,7 +122,7 @@ INLINE void weighted(float *acc, size_t width, const float *weights, const bytes
   const size_t step = (size_t)vectors * LANES;
   size_t d = 0;
   for (; d + step <= width; d += step) {
-    if (ahead && d * size_of(dtype) % 64 == 0) { /* the first to touch these cache lines */
+    if (ahead && d * (size_t)size_of_element(dtype) % 64 == 0) { /* the first to touch these cache lines */
       some_weighted(acc, width, weights, values, n, d, ahead, dtype, rows, vectors);
     } else {
       some_weighted(acc, width, weights, values, n, d, NULL, dtype, rows, vectors);

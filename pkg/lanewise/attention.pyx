@@ -12,6 +12,7 @@ from lanewise import _threads
 from lanewise._arguments cimport integer, number
 from lanewise._arrays cimport as_array, check_out, is_bfloat16, readable, whole
 from lanewise._ops cimport *
+from lanewise._sides cimport fill_scales, fill_side
 
 cnp.import_array()
 
@@ -39,39 +40,22 @@ cdef cnp.ndarray integers(object x, str name, int axes):
     return np.array(array, np.int64, order="C")  # its own: what is checked must stay so
 
 
-cdef int64_t dtype_of(object dtype, str name) except -1:
-    if dtype == np.float32:
-        return DTYPE_F32
-    if dtype == np.float16:
-        return DTYPE_F16
-    if is_bfloat16(dtype):
-        return DTYPE_BF16
-    if dtype == np.int8:
-        return DTYPE_I8
-    raise TypeError(f"{name} must be float32, float16, bfloat16 or int8, got {dtype}")
-
-
 # Fills `s` for a cache named `name` and returns its canonical view, (blocks, heads, tokens, head_dim).
-cdef object cache_side(object x, str layout, str name, side *s):
+cdef object cache_side(object x, str layout, str name, side *s, span *memory):
     if layout not in AXES:
         raise ValueError(f"layout must be one of {', '.join(AXES)}, got {layout!r}")
     array = as_array(x, name)
     if array.ndim != 4:
         raise ValueError(f"{name} must have 4 axes for layout {layout!r}, got shape {array.shape}")
-    s.dtype = dtype_of(array.dtype, name)
     if not array.dtype.isnative or not array.flags.aligned or any([stride < 0 for stride in array.strides]):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     view = array.transpose(AXES[layout])
-    if view.shape[3] < 1:
-        raise ValueError(f"{name} must have a head_dim of at least 1, got shape {array.shape}")
-    s.dim = view.shape[3]
-    s.block, s.head, s.token = view.strides[0], view.strides[1], view.strides[2]
-    adjacent = s.dim == 1 or view.strides[3] == view.itemsize
-    s.chunk, s.chunk_stride = s.dim if adjacent else 1, 0 if adjacent else view.strides[3]
+    fill_side(view[None], s, memory, name, False)
     return view
 
 
-cdef object scales_side(object x, object cache, str layout, str name, side *s):
+cdef object scales_side(object x, object cache, str layout, str name, side *s, span *memory):
+    memory.ptr, memory.bytes = NULL, 0
     if s.dtype != DTYPE_I8:
         if x is not None:
             raise ValueError(f"{name} is for int8 caches")
@@ -88,7 +72,7 @@ cdef object scales_side(object x, object cache, str layout, str name, side *s):
         raise ValueError(f"{name} must have shape {want}, got {array.shape}")
     if view.strides[3] != 4 or not view.flags.aligned:
         view = view.copy()
-    s.scale_block, s.scale_head, s.scale_token = view.strides[0], view.strides[1], view.strides[2]
+    fill_scales(view[None], cache[None], s, memory, name, False)
     return view
 
 
@@ -302,11 +286,10 @@ cdef class AttentionPlan:
         cdef attend_args a
         cdef int64_t k_width, v_width, threads
         cdef cnp.ndarray wide, result, lse, states
-        a.key.scale_block = a.value.scale_block = 0
-        k = cache_side(k_cache, layout, "k_cache", &a.key)
-        v = cache_side(v_cache, layout, "v_cache", &a.value)
-        k_factors = scales_side(k_scales, k, layout, "k_scales", &a.key)
-        v_factors = scales_side(v_scales, v, layout, "v_scales", &a.value)
+        k = cache_side(k_cache, layout, "k_cache", &a.key, &a.k)
+        v = cache_side(v_cache, layout, "v_cache", &a.value, &a.v)
+        k_factors = scales_side(k_scales, k, layout, "k_scales", &a.key, &a.k_scales)
+        v_factors = scales_side(v_scales, v, layout, "v_scales", &a.value, &a.v_scales)
         if k.shape[:3] != v.shape[:3]:
             raise ValueError("k_cache and v_cache must agree but for head_dim: as (blocks, heads, tokens, head_dim) they "
                              f"are {k.shape} and {v.shape}")
@@ -336,9 +319,7 @@ cdef class AttentionPlan:
         a.scale = 1 / sqrt(<double>a.key.dim) if scale is None else number(scale, "scale", -FLT_MAX, FLT_MAX)
         a.soft_cap = 0.0 if soft_cap is None else number(soft_cap, "soft_cap", 0.0, FLT_MAX)
         a.lse_unit = unit_of(lse_base)
-        a.q, a.k, a.v = whole(wide), memory_of(k), memory_of(v)
-        a.k_scales, a.v_scales, a.slopes, a.sinks = (memory_of(k_factors), memory_of(v_factors), memory_of(slopes),
-                                                     memory_of(sinks))
+        a.q, a.slopes, a.sinks = whole(wide), memory_of(slopes), memory_of(sinks)
         a.mask = memory_of(masked)
         a.table, a.queries, a.tasks = whole(self.table), whole(self.queries), whole(self.tasks)
         a.out, a.states, a.lse = whole(written), whole(states), memory_of(lse)
@@ -398,12 +379,13 @@ cdef cnp.ndarray widened(object array):
 # Contiguous caches are paged ones with one block a sequence.
 cdef object plan_for(object block_table, object lengths, object q, object k_cache, object layout, dict arguments):
     cdef side unused
+    cdef span nothing
     heads = as_array(q, "q").shape
     cache = as_array(k_cache, "k_cache")
     if len(heads) != 3:
         raise ValueError(f"q must have shape (queries, heads, head_dim), got {heads}")
     if cache.ndim != 4 or layout not in AXES:
-        cache_side(k_cache, layout, "k_cache", &unused)  # says what is wrong
+        cache_side(k_cache, layout, "k_cache", &unused, &nothing)  # says what is wrong
     shape = [cache.shape[i] for i in AXES[layout]]
     if block_table is None:
         block_table = np.arange(shape[0]).reshape(-1, 1)
