@@ -74,9 +74,9 @@ class PagedLayer(host.DynamicLayer):
     def _look(self) -> None:
         """Sets keys and values, (rows, heads, tokens, head_dim), to what the cache has."""
         assert self.cache is not None
-        blocks, length = self.cache.block_tables(self.rows)[:, 0], self.rows[0].length
+        chosen, length = evenly(self.cache.block_tables(self.rows)[:, 0]), self.rows[0].length
         self.keys, self.values = (
-            as_states(side[:, :, :length], blocks, self.kind[3]) for side in (self.cache.keys(0), self.cache.values(0))
+            as_states(side[chosen, :, :length], self.kind[3]) for side in (self.cache.keys(0), self.cache.values(0))
         )
 
     def reset(self) -> None:
@@ -150,10 +150,12 @@ def by_token(states: Any) -> Any:
     return states.transpose(1, 2).reshape(rows * count, heads, width)
 
 
-def as_states(side: Any, blocks: Any, dtype: Any) -> Any:
-    """The blocks as a tensor: of the cache's own memory if one step leads from each to the next."""
-    steps = np.diff(blocks)
-    step = int(steps[0]) if len(steps) else 1
-    even = step > 0 and (steps == step).all()
-    found = side[int(blocks[0]) : int(blocks[-1]) + 1 : step] if even else side[blocks]
+def evenly(blocks: Any) -> Any:
+    """The blocks as a slice, which needs no copy, if one step leads from each to the next."""
+    first, last = int(blocks[0]), int(blocks[-1])
+    step = int(blocks[1]) - first if len(blocks) > 1 else 1
+    return slice(first, last + 1, step) if step > 0 and (np.diff(blocks) == step).all() else blocks
+
+
+def as_states(found: Any, dtype: Any) -> Any:
     return tensor(found.view(np.int16)).view(dtype) if dtype == torch.bfloat16 else tensor(found)
