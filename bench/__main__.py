@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import article, bars, beside, kv, readme, report, table
+from . import article, attention, bars, beside, kv, readme, report, table
 
 VIEWS = {
     "table": table.VIEW,
     "bars": bars.VIEW,
     "kv": kv.VIEW,
+    "attention": attention.VIEW,
     "article": article.VIEW,
     "peers": beside.VIEW,
     "readme": readme.VIEW,

@@ -171,6 +171,8 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> str:
+        if self.at_least and not self.limit:  # a figure without a bar
+            return "none"
         return "PASS" if (self.measured >= self.limit if self.at_least else self.measured <= self.limit) else "over"
 
 

@@ -61,6 +61,7 @@ INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(ab));
 }
 INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+INLINE void prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }

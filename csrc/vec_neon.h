@@ -78,6 +78,7 @@ INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
 }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
 INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
+INLINE void prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 INLINE vf v_add(vf a, vf b) { QUARTERS(vf, vaddq_f32(a.q[i], b.q[i])); }
 INLINE vf v_sub(vf a, vf b) { QUARTERS(vf, vsubq_f32(a.q[i], b.q[i])); }

@@ -116,6 +116,7 @@ WORD vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
 WORD vf v_pair_i8(const int8_t *a, const int8_t *b) { EACH(vf, f, (float)(i < 8 ? a[i] : b[i - 8])); }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
 INLINE void prefetch(const void *p) { (void)p; }
+INLINE void prefetch_far(const void *p) { (void)p; }
 
 WORD vf v_add(vf a, vf b) { EACH(vf, f, a.f[i] + b.f[i]); }
 WORD vf v_sub(vf a, vf b) { EACH(vf, f, a.f[i] - b.f[i]); }

@@ -25,7 +25,7 @@ from commands import ROOT, run
 pytestmark = pytest.mark.native
 
 ISAS = lanewise.info()["usable"]
-VIEWS = "table", "bars", "kv", "article", "peers", "readme"
+VIEWS = "table", "bars", "kv", "attention", "article", "peers", "readme"
 CELL = (
     r"(?P<operation>\S.*?) +(?P<vocab>[\d,]+)  (?P<kind>\w+(, \w+)?) +(?P<isa>\w+) +(?P<us>[\d.]+) +"
     r"(?P<times>[\d.]+) (?P<floor>F\d(\+F\d)*)( +[\w.-]+ [\d.e+]+x)*"
@@ -134,6 +134,21 @@ def test_the_bars_of_the_kv_cache_are_judged(results: dict[str, Result]) -> None
         "fork",
     }
     assert all(math.isfinite(row["measured"]) and row["measured"] > 0 for row in rows)
+
+
+def test_the_bars_of_attention_are_judged(results: dict[str, Result]) -> None:
+    printed, rows, _ = results["attention"]
+    judged = [line for line in printed if line.startswith(("PASS", "over", "none"))]
+    assert [line.split("  ")[1] for line in judged] == [row["what"] for row in rows]
+    assert all(line.startswith("none") == (row["limit"] == 0) for row, line in zip(rows, judged, strict=True))
+    decoded = [row for row in rows if row["unit"] == "% of roof" and row["what"].startswith("decode")]
+    assert len(decoded) == 8 and {row["what"] for row in decoded} == {
+        f"decode, {dtype}" for dtype in ("f32", "bf16", "f16", "int8")
+    }
+    assert {row["what"].split(",")[0] for row in rows} == {"decode", "extend"}
+    assert all(math.isfinite(row["measured"]) and row["measured"] > 0 for row in rows)
+    forms = {row["what"].partition(" / torch, ")[2].partition(":")[0] for row in rows}
+    assert bool(find_spec("torch")) == (forms >= {"best", "SDPA folded", "SDPA enable_gqa"})
 
 
 def test_the_article_has_its_six_steps(results: dict[str, Result]) -> None:

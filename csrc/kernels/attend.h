@@ -194,6 +194,14 @@ static void widen_rows(float *wide, size_t width, const bytes *rows, size_t n, c
   }
 }
 
+/* The rows KEYS_AHEAD of those from `key` on; where they end, at `to`, others come after, of which [from, end) are
+ * wanted.
+ */
+INLINE const bytes *rows_ahead(const bytes *rows, size_t key, size_t to, const bytes *after, size_t from, size_t end) {
+  size_t ahead = key + KEYS_AHEAD, beyond = from + ahead - to;
+  return ahead < to ? rows + ahead : beyond < end ? after + beyond : NULL;
+}
+
 /* ---- scores ---- */
 
 INLINE const char *own_mask(const struct tile *t, size_t row) {
@@ -290,17 +298,17 @@ static int score_keys(const struct tile *t) {
     widened[i] = (bytes)(t->wide + i * t->k_width);
   }
   for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
-    const bytes *rows = keys->k + key, *ahead = key + SOME_KEYS < keys->to ? rows + SOME_KEYS : keys->v + keys->from;
-    size_t asked = size;
+    const bytes *rows = keys->k + key;
+    const bytes *ahead = rows_ahead(keys->k, key, keys->to, keys->v, keys->from, keys->to);
     if (!t->k_direct) {
       widen_rows(t->wide, t->k_width, rows, SOME_KEYS, k);
       rows = widened;
     }
     for (size_t r = 0; r < t->rows; r += FOUR) {
       size_t n = min_size(t->rows - r, FOUR);
-      products_of[n - 1](products, rows, ahead, asked, t->q + r * t->k_width, t->k_width);
+      products_of[n - 1](products, rows, ahead, size, t->q + r * t->k_width, t->k_width);
       nans = take_scores(t, key, r, n, products, nans);
-      asked = 0;
+      ahead = NULL;
     }
   }
   return n_any(nans);
@@ -362,9 +370,7 @@ static void sum_values(const struct tile *t) {
   fill(t->values, t->rows * t->v_width, 0.0f);
   for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
     const bytes *rows = keys->v + key;
-    const bytes *ahead = key + SOME_KEYS < keys->to ? rows + SOME_KEYS
-                         : next->from < next->to    ? next->k + next->from
-                                                    : NULL;
+    const bytes *ahead = rows_ahead(keys->v, key, keys->to, next->k, next->from, next->to);
     if (!t->v_direct) {
       widen_rows(t->wide, t->v_width, rows, SOME_KEYS, v);
       rows = widened;

@@ -12,7 +12,7 @@ cdef extern from "ops.h":
         OP_beam_step, OP_verify_draft
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_move_blocks, OP_zero_blocks
-        OP_read_max, OP_read_exp, OP_copy
+        OP_read_max, OP_read_exp, OP_copy, OP_scan_kv
         OP_move_kv, OP_check_kv
         OP_COUNT
 
@@ -175,3 +175,6 @@ cdef int64_t force_exact()
 
 # float32 of numbers or an array, rounded to nearest whatever the caller's floating-point mode.
 cdef object to_float32(object array)
+
+# Benches: runs `op` so often on this thread; the nanoseconds of each run.
+cdef object timed(int op, const void *args, int64_t cols, int64_t repeats)

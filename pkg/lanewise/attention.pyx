@@ -335,6 +335,17 @@ cdef class AttentionPlan:
             result[...] = written
         return (result, lse) if return_lse else result
 
+    def time_scan(self, k_cache, v_cache, int64_t repeats, *, layout="HND"):
+        """Benches: the nanoseconds of each run of a mere read of the keys and values that `run` meets."""
+        cdef attend_args a
+        cache_side(k_cache, layout, "k_cache", &a.key, &a.k)
+        cache_side(v_cache, layout, "v_cache", &a.value, &a.v)
+        cdef cnp.ndarray out = np.empty((cnp.PyArray_DIM(self.tasks, 0), 16), np.uint32)
+        a.table, a.queries, a.tasks, a.out = whole(self.table), whole(self.queries), whole(self.tasks), whole(out)
+        a.block_size, a.table_stride = self.block_size, cnp.PyArray_DIM(self.table, 1)
+        a.rows, a.first_row, a.cols = cnp.PyArray_DIM(self.tasks, 0), 0, 0
+        return timed(OP_scan_kv, &a, 0, repeats)
+
     cdef object read_mask(self, object mask, attend_args *a):
         cdef int64_t keys
         a.mask_kind, a.mask_query, a.mask_head = ATTEND_MASK_NONE, 0, 0
