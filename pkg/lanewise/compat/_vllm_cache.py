@@ -7,8 +7,6 @@ Errors are raised before anything is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,13 +21,13 @@ Tensor = Any  # torch.Tensor: torch has types only where it is installed
 FLOATS = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@contextmanager
-def named(theirs: str, ours: str) -> Iterator[None]:
-    """An error of lanewise's calls the argument what it is called here."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(re.sub(rf"\b{ours}(?=\[| must)", theirs, str(error))) from error
+def named(error: Exception, theirs: str, ours: str) -> Exception:
+    """An error of lanewise's that calls the argument what it is called here."""
+    return type(error)(re.sub(rf"\b{ours}(?=\[| must)", theirs, str(error)))
+
+
+def plain(given: Tensor) -> Tensor:
+    return given.detach() if given.requires_grad else given
 
 
 # ---- new tokens ----
@@ -93,20 +91,22 @@ def append(
     v_scale: Any,
 ) -> None:
     count = slot_mapping.shape[0]
-    key, value = key.detach()[:count], value.detach()[:count]
+    key, value = (plain(each if each.shape[0] == count else each[:count]) for each in (key, value))
     scales = checked_dtype(kv_cache_dtype, (key_cache, value_cache), (k_scale, v_scale))
-    with named("slot_mapping", "slots"):
+    try:
         lanewise.append_kv(
             key,
             value,
-            key_cache.detach(),
-            value_cache.detach(),
+            plain(key_cache),
+            plain(value_cache),
             slot_mapping,
             layout=layout,
             k_scales=scales[0],
             v_scales=scales[1],
             duplicates="last",
         )
+    except (TypeError, ValueError) as error:
+        raise named(error, "slot_mapping", "slots") from error
 
 
 def checked_dtype(name: str, caches: tuple[Tensor, Tensor], scales: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -131,8 +131,10 @@ def checked_dtype(name: str, caches: tuple[Tensor, Tensor], scales: tuple[Any, A
 
 def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapping: Tensor) -> None:
     """In each layer's keys and values, writes block block_mapping[i, 0] to block block_mapping[i, 1], all at once."""
-    with named("block_mapping", "pairs"):
-        lanewise.copy_blocks([cache.detach() for cache in (*key_caches, *value_caches)], block_mapping)
+    try:
+        lanewise.copy_blocks([plain(cache) for cache in (*key_caches, *value_caches)], block_mapping)
+    except (TypeError, ValueError) as error:
+        raise named(error, "block_mapping", "pairs") from error
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_size_in_bytes: Any = None, block_mapping: Any = None) -> None:
@@ -145,11 +147,13 @@ def swap_blocks(src: Tensor, dst: Tensor, block_size_in_bytes: Any = None, block
         block_size_in_bytes, block_mapping = None, block_size_in_bytes
     if block_mapping is None:
         raise TypeError("swap_blocks() needs a block_mapping")
-    src, dst = src.detach(), dst.detach()
+    src, dst = plain(src), plain(dst)
     if block_size_in_bytes is not None:
         src, dst = (in_blocks(side, name, block_size_in_bytes) for side, name in ((src, "src"), (dst, "dst")))
-    with named("block_mapping", "pairs"):
+    try:
         lanewise.swap_blocks(src, dst, block_mapping)
+    except (TypeError, ValueError) as error:
+        raise named(error, "block_mapping", "pairs") from error
 
 
 def in_blocks(side: Tensor, name: str, size: int) -> Tensor:
@@ -277,7 +281,7 @@ def cpu_attention_with_kv_cache(
     if dynamic_causal is not None:
         causal = of_all(dynamic_causal[:sequences])
     plan, mask = metadata.plan(block_table[:sequences], key_cache.shape[2], causal, sliding_window)
-    query, output = query.detach()[:count], output.detach()[:count]
+    query, output = plain(query)[:count], plain(output)[:count]
     if output.shape != (*query.shape[:2], value_cache.shape[-1]):
         raise ValueError(
             f"output must have shape {(*query.shape[:2], value_cache.shape[-1])}, got {tuple(output.shape)}"
@@ -285,14 +289,14 @@ def cpu_attention_with_kv_cache(
     direct = output.dtype == torch.float32
     found = plan.run(
         query,
-        key_cache.detach(),
-        value_cache.detach(),
+        plain(key_cache),
+        plain(value_cache),
         layout="HND",
         scale=scale,
         soft_cap=softcap or None,
         slopes=alibi_slopes,
         mask=mask,
-        sinks=None if s_aux is None else s_aux.detach().float(),
+        sinks=None if s_aux is None else plain(s_aux).float(),
         k_scales=scales[0],
         v_scales=scales[1],
         out=array(output) if direct else None,

@@ -213,57 +213,70 @@ def rejection_sample(
 
     if synthetic_mode or not _on_cpu(target_logits, *(() if draft_probs is None else (draft_probs,))):
         return as_vllm()
-    assert target_logits.shape[0] == len(draft_token_ids) == sum(num_draft_tokens)
-    requests = _Requests(draft_token_ids, num_draft_tokens, target_logits, bonus_token_ids)
+    ids, starts = array(draft_token_ids), np.concatenate([[0], np.cumsum(num_draft_tokens, dtype=np.int64)])
+    assert target_logits.shape[0] == len(ids) == starts[-1]
+    requests = _Requests(ids, starts, target_logits, bonus_token_ids.flatten())
     output = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32)
-    some = {i: made for i, made in sampling_metadata.generators.items() if num_draft_tokens[i] > 0}
-    is_greedy = np.full(len(output), sampling_metadata.all_greedy)
+    greedy = np.full(len(output), sampling_metadata.all_greedy)
     if not (sampling_metadata.all_greedy or sampling_metadata.all_random):
-        is_greedy = array(sampling_metadata.temperature == 0)
-    for chosen, told in (
-        (np.flatnonzero(is_greedy), {"method": "noise", "temperature": 0.0}),
-        (np.flatnonzero(~is_greedy), {"method": "ratio"}),
-    ):
-        if not len(chosen):
-            continue
-        if told["method"] == "ratio":
-            noise = np.array(seeds(len(output), some), np.uint64)[chosen]
-            told |= {"seed": noise, "step": 0, "q": requests.of_drafts(draft_probs, chosen)}
-        target, drafts = requests.targets(chosen), [requests.drafts[i] for i in chosen]
-        found = lanewise.verify_draft(array(target), drafts, on_invalid="mark", **told).tokens
-        if (found[:, 0] < 0).any():  # a NaN, a +inf, or nothing: vLLM's
-            return as_vllm()
-        output[chosen, : found.shape[1]] = tensor(found).to(torch.int32)
+        greedy = array(sampling_metadata.temperature == 0)
+    try:
+        if greedy.any():
+            requests.follow_the_best(np.flatnonzero(greedy), output)
+        if not greedy.all():
+            some = {i: made for i, made in sampling_metadata.generators.items() if num_draft_tokens[i] > 0}
+            requests.draw(np.flatnonzero(~greedy), draft_probs, seeds(len(output), some), output)
+    except lanewise.InvalidLogitsError:  # a NaN, a +inf, or nothing
+        return as_vllm()
     return output
 
 
 class _Requests:
-    """The drafts of each request, up to a -1, and the rows that their targets and the place behind them have."""
+    """What was drafted for each request, one behind the other: request i has those from starts[i] to starts[i + 1]."""
 
-    def __init__(self, ids: Tensor, counts: list[int], logits: Tensor, bonus: Tensor) -> None:
-        self.logits, self.bonus = logits, bonus.flatten().long()
-        self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        whole = [array(ids)[start : start + count] for start, count in zip(self.starts, counts, strict=False)]
-        self.drafts = [row[: np.argmax(row < 0)] if (row < 0).any() else row for row in whole]
-        self.is_cut = [len(row) < count for row, count in zip(self.drafts, counts, strict=True)]
+    def __init__(self, ids: Any, starts: Any, logits: Tensor, bonus: Tensor) -> None:
+        self.ids, self.starts, self.logits, self.bonus = ids, starts, logits, bonus
 
-    def of_drafts(self, rows: Tensor | None, chosen: Any) -> Any:
-        if rows is None:
-            return None
-        at = [self.starts[i] + np.arange(len(self.drafts[i])) for i in chosen]
-        return array(rows[torch.from_numpy(np.concatenate(at))])
+    def follow_the_best(self, chosen: Any, output: Tensor) -> None:
+        best: Any = lanewise.argmax(array(self.logits)) if len(self.ids) else self.ids
+        for i in chosen:
+            start, end = self.starts[i], self.starts[i + 1]
+            differs = np.flatnonzero(self.ids[start:end] != best[start:end])
+            count = differs[0] + 1 if len(differs) else end - start
+            output[i, :count] = torch.from_numpy(best[start : start + count])
+            if not len(differs):
+                output[i, count] = self.bonus[i]
 
-    def targets(self, chosen: Any) -> Tensor:
-        """Behind the last draft stands the bonus, as the one id that can be; or the row of the -1, to be drawn from."""
-        sizes = [len(self.drafts[i]) + 1 for i in chosen]
-        made = self.logits.new_full((sum(sizes), self.logits.shape[1]), -torch.inf)
+    def draw(self, chosen: Any, probs: Tensor | None, noise: list[int], output: Tensor) -> None:
+        drafts = [self.ids[self.starts[i] : self.starts[i + 1]] for i in chosen]
+        kept = [row[: np.argmax(row < 0)] if (row < 0).any() else row for row in drafts]
+        if probs is not None and sum(map(len, kept)) < len(self.ids):
+            at = [self.starts[i] + np.arange(len(row)) for i, row in zip(chosen, kept, strict=True)]
+            probs = probs[torch.from_numpy(np.concatenate(at))]
+        found = lanewise.verify_draft(
+            array(self.targets(chosen, drafts, kept)),
+            kept,
+            q=None if probs is None else array(probs),
+            method="ratio",
+            seed=[noise[i] for i in chosen],
+            step=0,
+        )
+        output[torch.from_numpy(chosen), : found.tokens.shape[1]] = tensor(found.tokens, torch.int32)
+
+    def targets(self, chosen: Any, drafts: list[Any], kept: list[Any]) -> Tensor:
+        """Rows for the drafts that are kept, and one behind them: the bonus as the one id that can be, or, where a -1
+        was drafted, what the target has there."""
+        made = self.logits.new_empty((sum(map(len, kept)) + len(kept), self.logits.shape[1]))
         first = 0
-        for i, size in zip(chosen, sizes, strict=True):
-            start, count = self.starts[i], size - (not self.is_cut[i])
-            made[first : first + count] = self.logits[start : start + count]
-            if not self.is_cut[i]:
-                made[first + count, self.bonus[i]] = 0.0
-            first += size
+        for i, row, known in zip(chosen, drafts, kept, strict=True):
+            behind, start = first + len(known), self.starts[i]
+            if len(known) == len(row):
+                made[first:behind] = self.logits[start : start + len(known)]
+                made[behind] = -torch.inf
+                made[behind, self.bonus[i]] = 0.0
+            else:
+                made[first : behind + 1] = self.logits[start : start + len(known) + 1]
+            first = behind + 1
         return made
 
 
