@@ -103,12 +103,12 @@ class PagedLayer(host.DynamicLayer):
         geometry, had = self.cache.geometry, self.rows[0].length
         if length <= geometry.block_size and blocks <= geometry.num_blocks:
             return
-        kept = self.keys, self.values
+        keys, values = self.keys, self.values
         self._make(len(self.rows), max(length, geometry.block_size))
         if had:
             slots = self.cache.reserve(self.rows, [had] * len(self.rows))
-            if not self.cache._storage.target.write_states(*kept, 0, 1, 0):  # a new pool's blocks are in order
-                self.cache.write(slots, *map(by_token, kept), layer=0)
+            if not self.cache._storage.target.write_states(keys, values, 0, 1, 0):  # a new pool's blocks are in order
+                self.cache.write(slots, by_token(keys), by_token(values), layer=0)
 
     def _look(self, own: bool = False) -> None:
         """Sets keys and values, (rows, heads, tokens, head_dim), to what the cache has; and room, if no row's block is
