@@ -66,11 +66,13 @@ def loop(name: str, gathers: bool, at: Place, inner: int) -> Turn:
 
 
 def gathers(at: Place, inner: int) -> dict[str, Turn]:
+    pool, gather, numpy_take = at.pool, lanewise.gather_blocks, np.take  # looked up once, as by torch's method below
+
     def ours(ids: np.ndarray, out: np.ndarray) -> None:
-        lanewise.gather_blocks(at.pool, ids, out=out)
+        gather(pool, ids, out=out)
 
     def take(ids: np.ndarray, out: np.ndarray) -> None:
-        np.take(at.pool, ids, 0, out, "clip")  # with "raise" it goes through a buffer
+        numpy_take(pool, ids, 0, out, "clip")  # with "raise" it goes through a buffer
 
     return {"": clocked(ours, at, inner), "numpy.take": clocked(take, at, inner)} | {
         name: loop(name, True, at, inner) for name in LOOPS
@@ -78,11 +80,13 @@ def gathers(at: Place, inner: int) -> dict[str, Turn]:
 
 
 def scatters(at: Place, inner: int) -> dict[str, Turn]:
+    pool, scatter = at.pool, lanewise.scatter_blocks
+
     def ours(ids: np.ndarray, blocks: np.ndarray) -> None:
-        lanewise.scatter_blocks(blocks, ids, at.pool)
+        scatter(blocks, ids, pool)
 
     def assign(ids: np.ndarray, blocks: np.ndarray) -> None:
-        at.pool[ids] = blocks
+        pool[ids] = blocks
 
     ways = {"": clocked(ours, at, inner), "numpy": clocked(assign, at, inner)}
     if "torch" in peers.installed():

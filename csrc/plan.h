@@ -61,7 +61,7 @@ static inline int all_differ(const int64_t *ids, int64_t rows, int64_t blocks) {
   uint64_t seen[FEW_BLOCKS / 64], twice = 0;
   memset(seen, 0, (size_t)(blocks + 63) / 64 * sizeof *seen);
   for (int64_t i = 0; i < rows; i++) {
-    uint64_t *word = seen + ids[i] / 64, bit = (uint64_t)1 << ids[i] % 64;
+    uint64_t id = (uint64_t)ids[i], *word = seen + id / 64, bit = (uint64_t)1 << id % 64;
     twice |= *word & bit;
     *word |= bit;
   }

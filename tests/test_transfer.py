@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import lanewise
 from lanewise import _ops, layouts, reference
+from lanewise.transfer import KVTarget
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BF16)
@@ -310,6 +311,60 @@ def test_nothing_is_no_error() -> None:
     assert lanewise.gather_kv(cache, None, [], layout="NHD")[0].shape == (0, 2, 8)
     lanewise.relayout(cache[:0], "NHD", cache[:0], "NHD")
     assert not cache.any()
+
+
+def targets(layers: int, dtype: Any = np.float32) -> tuple[KVTarget, np.ndarray, np.ndarray]:
+    """Keys and values of 5 blocks of 2 heads and 4 tokens, between one another in one array, 8 and 6 wide."""
+    memory = np.zeros((layers, 5, 2, 4, 14), dtype)
+    return KVTarget(memory[..., :8], memory[..., 8:]), memory[..., :8], memory[..., 8:]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.float64], ids=str)
+@pytest.mark.parametrize("cache_dtype", FLOATS, ids=str)
+def test_a_target_is_written_as_append_kv_writes(cache_dtype: Any, dtype: Any) -> None:
+    k, v = rows(9).reshape(3, 3, 2, 8).astype(dtype) / 7, rows(9, dim=6).reshape(3, 3, 2, 6).astype(dtype) / 7
+    strided = np.zeros((3, 2, 3, 8), dtype).swapaxes(1, 2)
+    strided[...] = k
+    for slots in ([3, 4, 9], [19, 0, 7]):
+        want = targets(3, cache_dtype)[1:]
+        lanewise.append_kv(k, v, *want, slots, layout="LNHTD")
+        for given_ in (k, strided):
+            for layer in (-1, 0, 2):
+                target, *got = targets(3, cache_dtype)
+                x, y = (given_, v) if layer < 0 else (given_[layer], v[layer])
+                assert target.write(x, y, np.array(slots), layer) == (dtype != np.float64)
+                if dtype != np.float64:
+                    at = slice(None) if layer < 0 else layer
+                    assert [half[at].tobytes() for half in got] == [half[at].tobytes() for half in want]
+                    assert layer < 0 or not got[0][1].any()
+
+
+def test_states_go_behind_those_of_evenly_spaced_blocks() -> None:
+    k, v = rows(4).reshape(2, 2, 2, 8), rows(4, dim=6).reshape(2, 2, 2, 6).swapaxes(1, 2)
+    target, keys, values = targets(1)
+    assert target.write_states(k, v, 1, 2, 1)
+    assert (keys[0, [1, 3], :, 1:3] == k).all() and (values[0, [1, 3], :, 1:3] == v).all()
+    assert np.count_nonzero(keys) == k.size and np.count_nonzero(values) == v.size
+
+
+def test_a_target_leaves_alone_what_it_does_not_take() -> None:
+    target, keys, values = targets(1)
+    k, v, slots = rows(2)[None], rows(2, dim=6)[None], np.array([3, 1])
+    for bad in (
+        *((k, v, np.array(wrong)) for wrong in ([3, 3], [20, 1], [-1, 1], [1], [[3, 1]], [1.0, 2.0])),
+        *((x, v, slots) for x in (k[:, :1], k[..., :6], k[:, :, :1], k[0], k[..., ::-1], k.astype(">f4"), list(k))),
+        (keys[0, :2].reshape(1, 2, -1, 8)[:, :, :2], v, slots),
+        (k, values[0, :1, :, :2].swapaxes(1, 2), slots),  # where it would be written
+        (k, v, [3, 1]),
+    ):
+        assert not target.write(*bad)
+    assert not target.write(k[0], v[0], slots, 1)
+    states, others = rows(4).reshape(2, 2, 2, 8), rows(4, dim=6).reshape(2, 2, 2, 6)
+    for place in ((4, 1, 0), (0, 5, 0), (0, 0, 0), (-1, 1, 0), (1, -1, 0), (0, 1, 3), (0, 1, -1)):
+        assert not target.write_states(states, others, *place)
+    for bad in ((states[:1], others), (states[..., :6], others), (states[:, :1], others), (states, others[:, :, :1])):
+        assert not target.write_states(*bad, 0, 1, 0)
+    assert not keys.any() and not values.any()
 
 
 def test_threads_share_a_call_and_the_bits_are_the_same() -> None:

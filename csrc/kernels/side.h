@@ -41,7 +41,7 @@ INLINE void copy_some(char *to, int64_t to_run, int64_t to_per, const char *from
 INLINE void copy_row(char *to, int64_t to_chunk, int64_t to_run, const char *from, int64_t from_chunk, int64_t from_run,
                      int64_t dim, int64_t item) {
   if (to_chunk == dim && from_chunk == dim) {
-    memcpy(to, from, (size_t)(dim * item));
+    copy_lines(to, from, (size_t)(dim * item));
     return;
   }
   int64_t piece = common_divisor(to_chunk, from_chunk), bytes = piece * item;

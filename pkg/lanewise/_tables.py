@@ -29,10 +29,6 @@ def slots_of(handles: array[int], start: int, stop: int, block_size: int) -> Slo
 
 def next_slots(tables: list[array[int]], lengths: list[int], counts: array[int], size: int) -> Slots:
     """Slots of the counts[i] tokens behind the first lengths[i] of each table."""
-    if all(count == 1 for count in counts):  # a step of decoding
-        return np.array(
-            [(table[-1] & ID) * size + length % size for table, length in zip(tables, lengths, strict=True)], np.int64
-        )
     slots = [slots_of(t, n, n + count, size) for t, n, count in zip(tables, lengths, counts, strict=True)]
     return np.concatenate([np.empty(0, np.int64), *slots])
 

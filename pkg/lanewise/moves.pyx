@@ -5,8 +5,9 @@ Any array is a row of blocks along one of its axes. Moves of one call count as m
 """
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 import os
 
@@ -270,9 +271,13 @@ cdef cnp.ndarray checked(cnp.ndarray ids, int column, int64_t count, str name, s
     cdef bint wide = cnp.PyArray_TYPE(ids) == cnp.NPY_INT64, is_bad = False
     if column > 0:
         at += column * cnp.PyArray_STRIDE(ids, 1)
+    if wide and step == sizeof(int64_t):
+        memcpy(to, at, rows * sizeof(int64_t))
+    else:
+        for i in range(rows):
+            to[i] = (<const int64_t *>(at + i * step))[0] if wide else (<const int32_t *>(at + i * step))[0]
     for i in range(rows):
-        to[i] = (<const int64_t *>(at + i * step))[0] if wide else (<const int32_t *>(at + i * step))[0]
-        is_bad |= not 0 <= to[i] < count
+        is_bad |= <uint64_t>to[i] >= <uint64_t>count
     if is_bad:
         i = int(np.argmax((copy < 0) | (copy >= count)))
         raise ValueError(f"{name}[{i if column < 0 else f'{i}, {column}'}] is {to[i]}; {pool} has the blocks "

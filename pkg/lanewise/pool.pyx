@@ -267,6 +267,28 @@ cdef class BlockPool:
             refuse(&error, self.pool.total, "handle", True)
         return sharers
 
+    def all_own(self, handles):
+        """Whether each block has one reference and no PrefixCache knows its contents: what may be written in place.
+
+        BlockError: one is not held.
+
+        >>> pool = lanewise.BlockPool(8)
+        >>> table = pool.allocate(2)
+        >>> pool.all_own(table), pool.all_own([table[0], pool.fork(table[1])])
+        (True, False)
+        """
+        cdef pool_error error
+        cdef cnp.ndarray several = handles_of(handles, "handles")
+        cdef const int64_t *each = <const int64_t *>cnp.PyArray_DATA(several)
+        cdef int64_t sharers, i
+        cdef bint own = True
+        for i in range(cnp.PyArray_DIM(several, 0)):
+            if pool_sharers(&self.pool, each[i], &sharers, &error):
+                error.index = i
+                refuse(&error, self.pool.total, "handles")
+            own &= sharers == 1
+        return own
+
     def take_below(self, handles):
         """For compaction: for each handle the lowest blank block before its own, as long as there is one.
 

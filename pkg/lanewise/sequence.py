@@ -227,7 +227,7 @@ def alone(cache: PagedKVCache, seqs: list[Sequence]) -> Iterator[None]:
                 raise TypeError(f"seqs[{i}] must be a Sequence, got {type(seq).__name__}")
             if seq._cache is not cache:
                 raise ValueError(f"seqs[{i}] is of another cache")
-            if not seq._lock.acquire(blocking=False):
+            if not seq._lock.acquire(False):
                 if any(seq is other for other in taken):
                     raise ValueError(f"seqs[{i}] is there a second time")
                 raise RuntimeError(f"seqs[{i}] is in use by another thread; fork it, and give each thread its own")

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from ._arrays import BFLOAT16, as_array
 from ._types import Array, Ints
 from .moves import swap_blocks
-from .transfer import append_kv, gather_kv, relayout
+from .transfer import KVTarget, append_kv, gather_kv, relayout
 
 Ids = NDArray[np.int64]
 
@@ -138,6 +138,10 @@ class Storage:
         return self._scales(self.geometry.scale_bytes)
 
     @cached_property
+    def target(self) -> KVTarget:
+        return KVTarget(self.keys, self.values)
+
+    @cached_property
     def parts(self) -> NDArray[np.uint8]:
         """A layer's part of a block, as bytes: (layers, blocks, part_bytes)."""
         g = self.geometry
@@ -156,12 +160,14 @@ class Storage:
 
     def write(self, slots: Ints, k: Array, v: Array, layer: int | None = None, **turn: Any) -> None:
         """Rows (layers, tokens, heads, width), without the layers if there is one, to slots; a negative one is none."""
+        if layer is not None and not 0 <= layer < self.geometry.num_layers:
+            raise ValueError(f"layer must be in [0, {self.geometry.num_layers - 1}], got {layer}")
+        if not turn and self.target.write(k, v, slots, -1 if layer is None else layer):
+            return
         if layer is None:
             views, layout = self._views, "LNHTD"
-        elif 0 <= layer < self.geometry.num_layers:
-            views, layout = [view[layer] for view in self._views], "NHTD"
         else:
-            raise ValueError(f"layer must be in [0, {self.geometry.num_layers - 1}], got {layer}")
+            views, layout = [view[layer] for view in self._views], "NHTD"
         keys, values, *scales = views
         turn.update(zip(SCALES, scales, strict=False))
         append_kv(k, v, keys, values, slots, layout=layout, **turn)

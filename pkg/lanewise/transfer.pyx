@@ -6,17 +6,28 @@ Arrays that begin with layers are done in one call, lists of arrays a layer at a
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 import numpy as np
 
-from lanewise._arrays cimport as_array, whole
+from lanewise._arrays cimport as_array, is_bfloat16, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport dtype_of, fill_scales, fill_side
 
 from . import _arrays, layouts
 
 cnp.import_array()
+
+
+cdef extern from "plan.h":
+    struct targets:
+        pass
+    enum:
+        FEW_BLOCKS
+    int all_differ(const int64_t *ids, int64_t rows, int64_t blocks) nogil
+    int64_t target_slots(int64_t rows) nogil
+    int64_t enter_targets(targets *t, const int64_t *ids, int64_t rows, int64_t *slots) nogil
 
 
 # ---- what is moved: keys, then values ----
@@ -359,6 +370,157 @@ cdef int check_capacity(list keys, list values) except -1:
         raise ValueError(f"keys and values must have as many blocks and tokens, got {keys[0].shape[1]} blocks of "
                          f"{keys[0].shape[3]} and {values[0].shape[1]} of {values[0].shape[3]}")
     return 0
+
+
+# ---- a cache that is written to again and again ----
+
+
+@cython.final
+cdef class KVTarget:
+    """Where a cache's keys and values lie, looked at once: canonical views, (layers, blocks, heads, tokens, head_dim).
+
+    What its calls do not take (int8, what overlaps, what is wrong) they leave alone and give False: append_kv then does
+    it, or says what is wrong.
+    """
+    cdef kv_args halves[2]
+    cdef object views
+    cdef int64_t layers, blocks, tokens, slots
+
+    def __init__(self, cnp.ndarray keys, cnp.ndarray values):
+        cdef int i
+        cdef cnp.ndarray view
+        self.views = keys, values
+        check_capacity([keys], [values])
+        for i in range(2):
+            view = self.views[i]
+            memset(&self.halves[i], 0, sizeof(kv_args))
+            fill_side(view, &self.halves[i].to, &self.halves[i].dst, ("keys", "values")[i], True)
+            self.halves[i].cols = self.halves[i].to.dim
+            self.halves[i].heads = cnp.PyArray_DIM(view, 2)
+        self.layers, self.blocks, self.tokens = keys.shape[0], keys.shape[1], keys.shape[3]
+        self.slots = self.blocks * self.tokens
+
+    def write(self, k, v, slots, int64_t layer=-1):
+        """Rows (layers, tokens, heads, head_dim), without the layers if there is one, to slots; whether it was done."""
+        cdef kv_args a[2]
+        cdef cnp.ndarray at, x
+        cdef int axes = 4 if layer < 0 else 3, i
+        cdef int64_t items
+        if not cnp.PyArray_CheckExact(slots) or layer >= self.layers or isinstance(k, (list, tuple)) or \
+                isinstance(v, (list, tuple)):
+            return False
+        at = slots
+        items = cnp.PyArray_SIZE(at)
+        if cnp.PyArray_NDIM(at) != 1 or cnp.PyArray_TYPE(at) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(at) or \
+                not are_slots(<const int64_t *>cnp.PyArray_DATA(at), items, self.slots):
+            return False
+        arrays = as_array(k, "k"), as_array(v, "v")
+        for i in range(2):
+            x = arrays[i]
+            a[i] = self.halves[i]
+            if cnp.PyArray_NDIM(x) != axes or cnp.PyArray_DIM(x, axes - 3) != items or \
+                    cnp.PyArray_DIM(x, axes - 2) != a[i].heads or not is_source(x, &a[i], self.halves):
+                return False
+            a[i].layers = self.layers if layer < 0 else 1
+            if layer < 0 and cnp.PyArray_DIM(x, 0) != self.layers:
+                return False
+            a[i].dst.ptr = <char *>a[i].dst.ptr + max(layer, 0) * a[i].to.layer
+            a[i].dst.bytes -= max(layer, 0) * a[i].to.layer
+            a[i].from_.layer = cnp.PyArray_STRIDE(x, 0)
+            a[i].from_.token, a[i].from_.head = cnp.PyArray_STRIDE(x, axes - 3), cnp.PyArray_STRIDE(x, axes - 2)
+            a[i].from_tokens, a[i].to_tokens = max(1, items), self.tokens
+            a[i].targets, a[i].rows = whole(at), items
+        self.run(a)
+        return True
+
+    def write_states(self, k, v, int64_t first, int64_t step, int64_t start):
+        """States (rows, heads, n, head_dim) of one layer to tokens start .. start + n - 1 of blocks first, first + step,
+        ...; whether it was done."""
+        cdef kv_args a[2]
+        cdef cnp.ndarray x
+        cdef int64_t rows, count, shift
+        cdef int i
+        arrays = as_array(k, "k"), as_array(v, "v")
+        x = arrays[0]
+        if cnp.PyArray_NDIM(x) != 4 or self.layers != 1:
+            return False
+        rows, count = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 2)
+        if rows < 1 or first < 0 or step < 0 or first + (rows - 1) * step >= self.blocks or start < 0 or \
+                start + count > self.tokens or rows > 1 and step == 0:
+            return False
+        for i in range(2):
+            x = arrays[i]
+            a[i] = self.halves[i]
+            if cnp.PyArray_NDIM(x) != 4 or cnp.PyArray_DIM(x, 0) != rows or cnp.PyArray_DIM(x, 2) != count or \
+                    cnp.PyArray_DIM(x, 1) != a[i].heads or not is_source(x, &a[i], self.halves):
+                return False
+            a[i].layers, a[i].rows = 1, rows * count
+            shift = first * a[i].to.block + start * a[i].to.token
+            a[i].dst.ptr = <char *>a[i].dst.ptr + shift
+            a[i].dst.bytes -= shift
+            a[i].to.block *= step
+            a[i].from_.block, a[i].from_.head = cnp.PyArray_STRIDE(x, 0), cnp.PyArray_STRIDE(x, 1)
+            a[i].from_.token = cnp.PyArray_STRIDE(x, 2)
+            a[i].from_tokens = a[i].to_tokens = max(1, count)
+        self.run(a)
+        return True
+
+    cdef int run(self, kv_args *a) except -1:
+        cdef int i
+        for i in range(2):
+            run(OP_move_kv, &a[i], a[i].cols, a[i].layers * a[i].heads * (a[i].cols + 20))
+        return 0
+
+
+# Slots that differ and are in range; whatever else is to be looked at closer.
+cdef bint are_slots(const int64_t *s, int64_t count, int64_t slots) except -1:
+    cdef targets t
+    cdef int64_t i, last = -1
+    cdef int64_t *room
+    cdef bint ascend = True
+    for i in range(count):
+        if not 0 <= s[i] < slots:
+            return False
+        ascend &= s[i] > last
+        last = s[i]
+    if ascend or slots <= FEW_BLOCKS and all_differ(s, count, slots):
+        return True
+    room = <int64_t *>malloc(target_slots(count) * sizeof(int64_t))
+    if room == NULL:
+        raise MemoryError(f"no memory to look at {count} slots")
+    i = enter_targets(&t, s, count, room)
+    free(room)
+    return i < 0
+
+
+# Whether rows are floats that the kernel reads in place, of the target's width, and lie in neither half; if so, `a` has
+# them but for the strides.
+cdef bint is_source(cnp.ndarray x, kv_args *a, const kv_args *halves) except -1:
+    cdef int axes = cnp.PyArray_NDIM(x), kind = cnp.PyArray_TYPE(x), i
+    cdef int64_t last = 0, item = cnp.PyArray_ITEMSIZE(x)
+    cdef char *start = <char *>cnp.PyArray_DATA(x)
+    if kind == cnp.NPY_FLOAT32:
+        a.from_.dtype = DTYPE_F32
+    elif kind == cnp.NPY_FLOAT16:
+        a.from_.dtype = DTYPE_F16
+    elif is_bfloat16(x.dtype):
+        a.from_.dtype = DTYPE_BF16
+    else:
+        return False
+    if a.to.dtype == DTYPE_I8 or cnp.PyArray_DIM(x, axes - 1) != a.to.dim or not is_readable(x) or \
+            a.to.dim > 1 and cnp.PyArray_STRIDE(x, axes - 1) != item:
+        return False
+    for i in range(axes):
+        if cnp.PyArray_DIM(x, i) == 0:
+            return False
+        last += (cnp.PyArray_DIM(x, i) - 1) * cnp.PyArray_STRIDE(x, i)
+    a.src.ptr, a.src.bytes = start, last + item
+    a.from_.dim = a.from_.chunk = a.to.dim
+    a.from_.chunk_stride = a.to.dim * item
+    for i in range(2):
+        if start < <char *>halves[i].dst.ptr + halves[i].dst.bytes and <char *>halves[i].dst.ptr < start + last + item:
+            return False
+    return True
 
 
 # ---- gather ----

@@ -23,6 +23,39 @@ LEAST_ROOM = 256  # tokens of a row that has few
 CROPS_TO_A_LENGTH = "max_length" in inspect.signature(host.DynamicLayer.crop).parameters  # before 5.20
 
 
+class Room:
+    """What the blocks of rows have room for, while they are one step apart and no other row's: states are written
+    behind the rows' last, and seen with those before, without a copy."""
+
+    def __init__(self, cache: PagedKVCache, rows: list[Sequence], blocks: slice, dtype: Any) -> None:
+        self.rows, self.blocks, self.write = rows, (blocks.start, blocks.step), cache._storage.target.write_states
+        keys, values = (as_states(side[blocks], dtype) for side in (cache.keys(0), cache.values(0)))
+        self.heads, self.widths, self.strides = keys.shape[1], (keys.shape[3], values.shape[3]), keys.stride()
+        self.v_strides = values.stride()
+        # as_strided takes two thirds of the time that narrow takes
+        self.see_keys, self.see_values = keys.as_strided, values.as_strided
+
+    def extend(self, keys: Any, values: Any) -> int:
+        """Writes states, if there is room for them and they are plain; how many tokens there are then, or 0."""
+        rows = self.rows
+        length: int = rows[0]._length
+        if not (keys.is_cpu and values.is_cpu) or keys.requires_grad or values.requires_grad:
+            return 0
+        if len(keys) != len(rows) or not self.write(keys, values, *self.blocks, length):
+            return 0
+        length += keys.shape[2]
+        for row in rows:
+            row._length = length
+        return length
+
+    def upto(self, length: int) -> tuple[Any, Any]:
+        rows, heads, (width, v_width) = len(self.rows), self.heads, self.widths
+        return (
+            self.see_keys((rows, heads, length, width), self.strides),
+            self.see_values((rows, heads, length, v_width), self.v_strides),
+        )
+
+
 class PagedLayer(host.DynamicLayer):
     """One layer's keys and values. `keys` and `values` are views of the blocks, or copies once beams have mixed them.
 
@@ -30,23 +63,28 @@ class PagedLayer(host.DynamicLayer):
     """
 
     cache: PagedKVCache | None = None
+    room: Room | None = None  # if so, tokens are written behind the last without asking the pool
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         super().lazy_initialization(key_states, value_states)
         self.rows: list[Sequence] = []
         if takes(key_states) and takes(value_states) and key_states.dtype == value_states.dtype:
             self.kind = (key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype)
-            self._make(key_states.shape[0], LEAST_ROOM)
+            self._make(key_states.shape[0], key_states.shape[2])
 
-    def _make(self, count: int, room: int) -> None:
+    def _make(self, count: int, length: int) -> None:
         heads, width, v_width, dtype = self.kind
         blocks = 2 * max(count, 1)  # a row that is shared and written to takes a new one before it leaves the old
+        room = max(LEAST_ROOM, 1 << (length - 1).bit_length())
         self.cache = PagedKVCache(
             1, blocks, heads, width, v_head_dim=v_width, block_size=room, dtype=NAMES[dtype], prefix_cache=False
         )
         self.rows = [self.cache.sequence() for _ in range(count)]
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if self.room is not None and (length := self.room.extend(key_states, value_states)):
+            self.keys, self.values = seen = self.room.upto(length)
+            return seen
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.cache is None:
@@ -57,32 +95,38 @@ class PagedLayer(host.DynamicLayer):
         self._make_room(self.rows[0].length + more, 2 * count)
         slots = self.cache.reserve(self.rows, [more] * count)
         self.cache.write(slots, by_token(key_states), by_token(value_states), layer=0)
-        self._look()
+        self._look(own=True)
         return self.keys, self.values
 
     def _make_room(self, length: int, blocks: int) -> None:
-        cache, rows = self.cache, self.rows
-        assert cache is not None
-        size = cache.geometry.block_size
-        if length <= size and blocks <= cache.geometry.num_blocks:
-            return
-        kept = cache.gather(rows)
-        counts = [row.length for row in rows]
-        self._make(len(rows), max(size, 1 << (length - 1).bit_length()))
-        self.cache.append(self.rows, *kept, counts=counts)  # type: ignore[union-attr]
-
-    def _look(self) -> None:
-        """Sets keys and values, (rows, heads, tokens, head_dim), to what the cache has."""
         assert self.cache is not None
-        chosen, length = evenly(self.cache.block_tables(self.rows)[:, 0]), self.rows[0].length
-        self.keys, self.values = (
-            as_states(side[chosen, :, :length], self.kind[3]) for side in (self.cache.keys(0), self.cache.values(0))
-        )
+        geometry, had = self.cache.geometry, self.rows[0].length
+        if length <= geometry.block_size and blocks <= geometry.num_blocks:
+            return
+        keys, values = self.keys, self.values
+        self._make(len(self.rows), max(length, geometry.block_size))
+        if had:
+            slots = self.cache.reserve(self.rows, [had] * len(self.rows))
+            if not self.cache._storage.target.write_states(keys, values, 0, 1, 0):  # a new pool's blocks are in order
+                self.cache.write(slots, by_token(keys), by_token(values), layer=0)
+
+    def _look(self, own: bool = False) -> None:
+        """Sets keys and values, (rows, heads, tokens, head_dim), to what the cache has; and room, if no row's block is
+        another's too."""
+        assert self.cache is not None
+        length, sides = self.rows[0].length, (self.cache.keys(0), self.cache.values(0))
+        chosen = evenly(self.cache.block_tables(self.rows)[:, 0]) if length else slice(len(self.rows))
+        self.room = None
+        if own and length and isinstance(chosen, slice):
+            self.room = Room(self.cache, self.rows, chosen, self.kind[3])
+            self.keys, self.values = self.room.upto(length)
+        else:
+            self.keys, self.values = (as_states(side[chosen, :, :length], self.kind[3]) for side in sides)
 
     def reset(self) -> None:
         self._keep([])
         super().reset()
-        self.cache = None
+        self.cache = self.room = None
 
     def crop(self, tokens_to_remove: int) -> None:
         if self.cache is None or not self.rows:
@@ -94,7 +138,7 @@ class PagedLayer(host.DynamicLayer):
         if 0 <= length < self.rows[0].length:
             for row in self.rows:
                 row.truncate(length)
-            self._look()
+            self._look(own=self.room is not None)
 
     def reorder_cache(self, beam_idx: Any) -> None:
         if self.cache is None or not self.rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -81,3 +82,43 @@ def test_rows_are_chosen_repeated_cropped_and_reset_as_in_dynamic_cache() -> Non
         if theirs.get_seq_length():
             assert torch.equal(ours.layers[0].keys, theirs.layers[0].keys), i
             assert torch.equal(ours.layers[0].values, theirs.layers[0].values), i
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_tokens_are_written_behind_the_last_and_seen_in_place(dtype: torch.dtype) -> None:
+    ours, theirs = compat.PagedCache(), DynamicCache()
+    generator = torch.Generator().manual_seed(6)
+    given = [torch.randn(2, count, 3, 8, generator=generator).to(dtype) for count in [5, *[1] * 8, 300, *[2] * 120]]
+    for i, each in enumerate(given):
+        by_token, by_head = each.transpose(1, 2), each.transpose(1, 2).contiguous()
+        was = ours.layers[0].keys if i else None
+        seen = ours.update(by_token, by_head, 0)
+        assert all(map(torch.equal, seen, theirs.update(by_token, by_head, 0))), i
+        if was is not None and len(given[i][0]) == 1:
+            assert was.data_ptr() == seen[0].data_ptr() and was.shape[2] == seen[0].shape[2] - 1
+            assert torch.equal(was, theirs.layers[0].keys[:, :, :-1])
+    ours.layers[0].cache.check()
+    assert [row.length for row in ours.layers[0].rows] == [553, 553]
+
+
+def test_a_fork_of_a_row_keeps_what_it_had() -> None:
+    ours = compat.PagedCache()
+    ours.update(*states(1, 5), 0)
+    layer = ours.layers[0]
+    with layer.rows[1].fork() as fork:
+        ours.update(*states(2, 2), 0)
+        fork.append(*(np.full((1, 1, 2, 8), 7, np.float32),) * 2)
+        ours.update(*states(3, 1), 0)
+        want = torch.cat([states(seed, count)[0] for seed, count in ((1, 5), (2, 2), (3, 1))], 2)[1]
+        assert torch.equal(layer.keys[1], want)
+        keys, _ = layer.cache.gather([fork])
+        assert np.array_equal(keys[0, :5], want[:, :5].transpose(0, 1)) and (keys[0, 5:] == 7).all()
+
+
+def test_all_may_be_cropped() -> None:
+    ours, theirs = compat.PagedCache(), DynamicCache()
+    for step in (lambda cache: cache.update(*states(1, 5), 0), lambda cache: cache.crop(-5)) * 2:
+        for cache in (ours, theirs):
+            step(cache)
+        assert torch.equal(ours.layers[0].keys, theirs.layers[0].keys)
+        assert ours.get_seq_length() == theirs.get_seq_length()
