@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._program import CODES, STEPS, Dry, Program
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
@@ -415,6 +417,342 @@ def sample(
     )
     token = draw(z, kept, temperature, seed=seed, key=key, step=step, u=u)
     return token, kept, logprobs(z, kept, temperature)
+
+
+# ---- chain ----
+
+DOMAIN_XTC = 6
+LARGEST = np.finfo(np.float32).max
+
+
+def _log(x: float) -> float:
+    return float(log64(x))
+
+
+def _exp(x: float) -> float:
+    return float(exp64(min(x, 700.0)))
+
+
+class _Candidates:
+    """What is left of a row: ids in descending order of their values, ties ascending, at the temperature reached."""
+
+    def __init__(self, z: F32) -> None:
+        order = descending(z)
+        self.ids = order[z[order] > -np.inf]
+        self.values = z[self.ids] + np.float32(0)
+        self.temperature = 1.0
+        self.vocab = len(z)
+
+    @property
+    def y(self) -> F32:
+        """Values beside the largest of them, over the temperature."""
+        return _y(self.values, self.values[0], np.float32(1.0 / self.temperature))
+
+    @property
+    def weights(self) -> U64:
+        return weights(exp32(self.y))
+
+    def log_total(self, w: U64) -> float:
+        return _log(float(int(w.sum()))) - 43 * LN2
+
+    def mean(self) -> float:
+        """Of -y, by weight: a quotient of exact sums."""
+        y = self.y
+        e = exp32(y)
+        terms = e * np.minimum(-y, np.float32(88))
+        return float(int(weights(terms).sum())) / float(int(weights(e).sum()))
+
+    def entropy(self) -> float:
+        return self.log_total(self.weights) + self.mean()
+
+    def keep(self, which: Any) -> None:
+        self.ids, self.values = self.ids[which], self.values[which]
+
+    def keep_first(self, count: int, min_keep: float = 0) -> None:
+        self.keep(slice(max(count, int(min_keep), 1)))
+
+    def become(self, values: F32) -> None:
+        """Other values for the logits: the order is theirs, and the temperature has been seen to."""
+        order = np.lexsort((self.ids, -values))
+        self.ids, self.values, self.temperature = self.ids[order], values[order] + np.float32(0), 1.0
+
+    def cool(self, temperature: float) -> None:
+        self.temperature = min(self.temperature * min(temperature, 1e30), 1e30)
+        if temperature < 1e-30 or self.temperature < 1e-30:
+            self.keep_first(1)
+            self.temperature = 1.0
+
+
+def _limit(share: float, total: int) -> int:
+    return max(math.ceil(Fraction(share) * total), 1)
+
+
+def _dynamic_temperature(c: _Candidates, temperature: float, delta: float, exponent: float) -> None:
+    if delta > 0 and len(c.ids) > 1:
+        low, high = max(temperature - delta, 0.0), temperature + delta
+        share = min(max(c.entropy() / _log(float(len(c.ids))), 0.0), 1.0)
+        power = 1.0 if exponent == 0 else 0.0 if share < 2.2250738585072014e-308 else _exp(exponent * _log(share))
+        temperature = low + (high - low) * power
+    if delta <= 0 or len(c.ids) > 1:
+        c.cool(temperature)
+
+
+def _quadratic(c: _Candidates, factor: float, curve: float) -> None:
+    if factor > 0:
+        f, k, s = np.float32(factor), np.float32((3.0 - curve) / 2.0), np.float32((curve - 1.0) / 2.0)
+        with np.errstate(all="ignore"):
+            a = np.minimum(-c.y, LARGEST)
+            c.become(np.maximum(np.float32(0) - f * a * a * (s * a + k), -LARGEST))
+
+
+def _top_k(c: _Candidates, k: float, ties: float) -> None:
+    if k > 0:
+        order = np.arange(len(c.ids))
+        c.keep_first(_with_ties(c.values, order, min(int(k), len(order)), bool(ties)))
+
+
+def _top_p(c: _Candidates, p: float, min_keep: float, ties: float) -> None:
+    if p < 1:
+        c.keep_first(_with_ties(c.values, np.arange(len(c.ids)), _reaching(c.weights, p), bool(ties)), min_keep)
+
+
+def _min_p(c: _Candidates, p: float, min_keep: float) -> None:
+    if p > 0:
+        least = _round_down(float(c.values[0]) + c.temperature * _log(max(p, 2.2250738585072014e-308)))
+        c.keep_first(int((c.values >= least).sum()), min_keep)
+
+
+def _typical(c: _Candidates, p: float, min_keep: float) -> None:
+    """The nearest to the mean of y first: |-log p - entropy| is |y - mean|."""
+    if p < 1:
+        distance = np.abs(c.y.astype(np.float64) + c.mean())
+        nearest = np.argsort(distance, kind="stable")
+        c.keep(np.sort(nearest[: max(_reaching(c.weights[nearest], p), int(min_keep), 1)]))
+
+
+def _by_weight(c: _Candidates, share: float, min_keep: float) -> None:
+    """p >= share."""
+    w = c.weights
+    c.keep_first(int((w >= np.uint64(_limit(share, int(w.sum())))).sum()), min_keep)
+
+
+def _epsilon(c: _Candidates, epsilon: float, min_keep: float) -> None:
+    if epsilon > 0:
+        _by_weight(c, min(epsilon, 1.0), min_keep)
+
+
+def _eta(c: _Candidates, epsilon: float, min_keep: float) -> None:
+    if epsilon > 0:
+        _by_weight(c, min(epsilon, math.sqrt(epsilon) * _exp(-c.entropy())), min_keep)
+
+
+def _top_h(c: _Candidates, h: float) -> None:
+    """Over the 100 first, whose entropy is summed in order: those up to its share h."""
+    first = slice(min(len(c.ids), 100))
+    w, y = c.weights[first], c.y[first]
+    log_total, total = c.log_total(w), float(int(w.sum()))
+    running: list[float] = []
+    for weight, z in zip(w.tolist(), y.tolist(), strict=True):
+        term = float(weight) / total * (log_total - z) if weight else 0.0
+        running.append((running[-1] if running else 0.0) + term)
+    kept = [sum_ <= running[-1] * h for sum_ in running]
+    c.keep_first(kept.index(False) if False in kept else len(kept))
+
+
+def _top_a(c: _Candidates, a: float) -> None:
+    """p >= a * (largest p)^2; the largest weighs 2^43."""
+    if a > 0:
+        share = a * (WEIGHT_ONE / float(int(c.weights.sum())))
+        c.keep_first(int((c.weights >= np.uint64(_limit(share, 2**43))).sum()))
+
+
+def _tail_free(c: _Candidates, z: float, min_keep: float) -> None:
+    """By the absolute second differences of what is in order."""
+    n = len(c.ids)
+    if z >= 1 or n <= 2:
+        return
+    bends = np.abs(np.diff(c.weights.astype(np.int64), 2))
+    if not bends.any():
+        bends[:] = 1
+    running = np.cumsum(bends)
+    over = np.flatnonzero(running > math.floor(Fraction(z) * int(running[-1])))
+    over = over[over >= max(int(min_keep), 1)]
+    c.keep_first(int(over[0]) if len(over) else n)
+
+
+def _top_n_sigma(c: _Candidates, n: float, ddof: float) -> None:
+    """z >= max - n * sigma, sigma over what is left: sums of z - max in sixteen lanes by id, in float64."""
+    if n <= 0 or len(c.ids) <= 1:
+        return
+    d = np.zeros(-(-c.vocab // 16) * 16)
+    d[c.ids] = c.values.astype(np.float64) - float(c.values[0])
+
+    def total(terms: F64) -> float:
+        lanes = np.cumsum(terms.reshape(-1, 16), axis=0)[-1]
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        return float(lanes[0])
+
+    count = float(len(c.ids))
+    mean = total(d) / count
+    with np.errstate(all="ignore"):
+        variance = (total(d * d) - mean * mean * count) / (count - ddof)
+        bound = float(c.values[0]) - n * math.sqrt(max(variance, 0.0))
+    c.keep_first(int((c.values >= _round_down(bound)).sum()))
+
+
+def _mirostat_count(c: _Candidates, mu: float, m: float) -> int:
+    """Basu et al., arXiv 2007.14966: how many, if what is left follows Zipf's law as its m first do."""
+    if len(c.ids) == 1:
+        return 1
+    y = np.maximum(c.y[: int(m)], -LARGEST).astype(np.float64)
+    products = squares = 0.0
+    for i in range(len(y) - 1):
+        t = _log((i + 2.0) / (i + 1.0))
+        products += t * float(y[i] - y[i + 1])
+        squares += t * t
+    s = products / squares if squares > 0 else 0.0
+    log_v = _log(float(c.vocab))
+    above = s - 1.0
+    power = _exp(max(mu * LN2, -700.0))
+    with np.errstate(all="ignore"):
+        below = 1.0 - _exp(-above * log_v)
+        x = power / log_v if above == 0 or below == 0 else above * power / below
+    x = min(max(x, 2.2250738585072014e-308), 1.7976931348623157e308)
+    k = _exp(_log(x) / s) if s > 0 else (1e300 if x > 1 else 0.0)
+    return len(c.ids) if k >= len(c.ids) else max(int(k), 1)
+
+
+_STEPS: dict[str, Callable[..., None]] = {
+    "temperature": _Candidates.cool,
+    "top_k": _top_k,
+    "top_p": _top_p,
+    "min_p": _min_p,
+    "dynamic_temperature": _dynamic_temperature,
+    "quadratic": _quadratic,
+    "typical": _typical,
+    "epsilon": _epsilon,
+    "eta": _eta,
+    "top_h": _top_h,
+    "top_a": _top_a,
+    "tail_free": _tail_free,
+    "top_n_sigma": _top_n_sigma,
+    "renormalise": lambda c: None,
+}
+
+
+def dry(history: Sequence[int], how: Dry) -> dict[int, np.float32]:
+    """By how much DRY lowers what would go on repeating the end of the history."""
+    multiplier, base, allowed, last_n = how.numbers.tolist()
+    ids = list(history)[len(history) - int(last_n) if 0 <= last_n < len(history) else 0 :]
+    n, limit = len(ids), len(ids)
+    for i in range(n):  # ids from the end; a breaker that begins there ends what may count
+        fits = [len(b) for b in how.breakers if len(b) <= i + 1 and tuple(ids[n - 1 - i : n - 1 - i + len(b)]) == b]
+        if fits:
+            limit = i + 1 - max(fits)
+            break
+    lengths: dict[int, int] = {}
+    for k in range(1, n):  # what ends k before the end
+        length = 0
+        while k + length < n and length < limit and ids[n - 1 - length] == ids[n - 1 - length - k]:
+            length += 1
+        if length >= allowed:
+            lengths[ids[n - k]] = max(lengths.get(ids[n - k], 0), length)
+    found = {}
+    for token, length in lengths.items():
+        power, factor, exponent = 1.0, base, length - int(allowed)
+        while exponent:
+            power, factor, exponent = power * factor if exponent & 1 else power, factor * factor, exponent >> 1
+        if multiplier != 0 and (token,) not in how.breakers and n > allowed and limit >= allowed:
+            largest = float(LARGEST)
+            found[token] = np.float32(min(max(multiplier * power, -largest), largest))
+    return found
+
+
+def chain(
+    row: F32,
+    program: Program,
+    *,
+    state: Sequence[float] | None = None,
+    seed: int = 0,
+    key: int = 0,
+    step: int = 0,
+    added: Sequence[tuple[int, float]] = (),
+    dry: Dry | None = None,
+    history: Sequence[int] = (),
+    mask: NDArray[np.bool_] | None = None,
+    **edits: Any,
+) -> tuple[int, NDArray[np.intp], F32, tuple[float, float]]:
+    """(token, kept ids, their logprobs, state) of one row: edits, the steps of a program in its order, a draw."""
+    first, second = program.state.tolist() if state is None else map(float, state)
+    z = processed(row, **edits)
+    with np.errstate(all="ignore"):
+        for i, penalty in (_dry(history, dry) if dry else {}).items():
+            z[i] = z[i] - penalty
+        for i, value in added:
+            z[i] = z[i] + np.float32(value)
+    z = z if mask is None else apply_token_bitmask(z, mask)
+    if argmax(z) < 0:
+        return -1, np.empty(0, np.intp), np.empty(0, np.float32), (first, second)
+    c, coins, rate, tau, decay = _Candidates(z), 0, 0.0, 0.0, 1.0
+    surprises, probs = np.empty(0), np.empty(0, np.float32)
+    for code in program.codes.tolist():
+        name, numbers = _NAMES[int(code[0])], code[1 : 1 + _NUMBERS[int(code[0])]]
+        if name == "xtc":
+            u = float(philox(DOMAIN_XTC, [coins], seed, key, step)[0] >> np.uint64(12)) / 2**52
+            coins += 1
+            _xtc(c, u, *numbers)
+        elif name in ("mirostat", "mirostat_v2"):
+            tau, rate = numbers[:2]
+            if name == "mirostat":
+                c.keep_first(_mirostat_count(c, first, numbers[2]))
+            elif first <= 0:
+                c.keep_first(1)
+            else:
+                _by_weight(c, min(_exp(-first * LN2), 1.0), 1)
+            surprises = (c.log_total(c.weights) - np.maximum(c.y, -LARGEST).astype(np.float64)) / LN2
+        elif name == "adaptive_p" and numbers[0] >= 0:
+            target, decay = numbers[0], min(numbers[1], 0.99)
+            probs = exp32(c.y) * np.float32(WEIGHT_ONE / float(int(c.weights.sum())))
+            aim = np.float32(target if second == 0 else min(max(2.0 * target - first / second, 0.0), 1.0))
+            d = np.abs(probs - aim) * np.float32(1 / 0.3)
+            values = np.float32(5) - np.float32(10) * d * d / (np.float32(1) + d)
+            probs = probs[np.lexsort((c.ids, -values))]
+            c.become(values)
+        elif name != "adaptive_p":
+            _STEPS[name](c, *numbers)
+    hi, lo = _noisy_values(c, seed=seed, key=key, step=step)
+    best = int(np.lexsort((c.ids, -lo, -hi))[0]) if len(c.ids) > 1 else 0
+    if len(surprises):
+        first -= rate * (float(surprises[best]) - tau)
+    if len(probs):
+        first, second = float(probs[best]) + decay * first, 1.0 + decay * second
+    by_id = np.argsort(c.ids)
+    logp = (c.y.astype(np.float64) - c.log_total(c.weights)).astype(np.float32)
+    return int(c.ids[best]), c.ids[by_id], logp[by_id], (first, second)
+
+
+_dry = dry  # chain has an argument of that name
+_NAMES = {code: name for name, code in CODES.items()}
+_NUMBERS = {code: len(STEPS[name]) for name, code in CODES.items()}
+
+
+def _xtc(c: _Candidates, u: float, probability: float, threshold: float, min_keep: float) -> None:
+    """Drops what comes before the last that reaches the threshold."""
+    if u >= probability or threshold > 0.5 or len(c.ids) < 2:
+        return
+    w = c.weights
+    before = int((w >= np.uint64(_limit(threshold, int(w.sum())))).sum()) - 1
+    if before > 0 and len(w) - before >= min_keep:
+        c.keep(slice(before, None))
+
+
+def _noisy_values(c: _Candidates, **draw: int) -> tuple[F64, F64]:
+    a = c.values.astype(np.float64) / c.temperature
+    b = gumbel(c.vocab, **draw)[c.ids]
+    hi = a + b
+    t = hi - a
+    return hi, (a - (hi - t)) + (b - t)
 
 
 # ---- draws beside sample ----
