@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from . import _ops
 from .params import SamplingParams
 
 Over: TypeAlias = Literal["both", "output", "prompt"]
@@ -117,7 +118,7 @@ def _pairs(owner: str, name: str, value: Any) -> list[tuple[Any, Any]]:
 class Step:
     """One entry of a Sampler's list. Equal steps compare and hash alike."""
 
-    # how a plan has it: "edit" single logits, "program" for the kernel of truncations and draws, "row" for the whole row
+    # how a plan has it: "edit" of single logits, "program" for the kernel of truncations and draws, "row" as a whole
     _kind: ClassVar[str] = ""
 
 
@@ -161,9 +162,8 @@ class DynamicTemperature(_Program):
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        _real(self, "low", 0, math.inf, most=False)
-        _real(self, "high", 0, math.inf, most=False)
-        _real(self, "exponent", 0, math.inf, most=False)
+        for name in ("low", "high", "exponent"):
+            _real(self, name, 0, 1e30)
         if self.high < self.low:
             raise ValueError(f"DynamicTemperature: high must be at least low, got {self.high} and {self.low}")
 
@@ -179,7 +179,7 @@ class Smoothing(_Program):
     curve: float = 1.0
 
     def __post_init__(self) -> None:
-        _real(self, "factor", 0, math.inf, most=False)
+        _real(self, "factor", 0, 1e30)
         _real(self, "curve", 1, 3)
 
 
@@ -264,14 +264,12 @@ class Eta(_Program):
 
 @dataclass(frozen=True, slots=True)
 class TopH(_Program):
-    """Keeps the likeliest while their entropy is within the share h of that of the `top` first (arXiv 2509.02510)."""
+    """Keeps the likeliest while their entropy is within the share h of that of the 100 first (arXiv 2509.02510)."""
 
     h: float
-    top: int = 100
 
     def __post_init__(self) -> None:
         _real(self, "h", 0, 1, least=False)
-        _whole(self, "top", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +277,9 @@ class TopA(_Program):
     """Keeps probabilities of at least a times the square of the largest."""
 
     a: float
-    min_keep: int = 1
 
     def __post_init__(self) -> None:
         _real(self, "a", 0, 1)
-        _whole(self, "min_keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +296,17 @@ class TailFree(_Program):
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma(_Program):
-    """Keeps logits within n standard deviations of the largest (Tang et al., arXiv 2411.07641); n <= 0 is off."""
+    """Keeps logits within n standard deviations of the largest (Tang et al., arXiv 2411.07641); n <= 0 is off.
+
+    ddof: 0 divides by how many are left, 1 by one fewer (text-generation-webui).
+    """
 
     n: float
+    ddof: int = 0
 
     def __post_init__(self) -> None:
-        _real(self, "n", -math.inf, math.inf)
+        _real(self, "n", -math.inf, math.inf, most=False)
+        _whole(self, "ddof", 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +332,8 @@ class Mirostat(_Program):
     m: int = 100
 
     def __post_init__(self) -> None:
-        _real(self, "tau", 0, math.inf, most=False)
-        _real(self, "eta", 0, math.inf, most=False)
+        _real(self, "tau", 0, 1e30)
+        _real(self, "eta", 0, 1e30)
         _whole(self, "m", 2)
 
 
@@ -344,8 +345,8 @@ class MirostatV2(_Program):
     eta: float = 0.1
 
     def __post_init__(self) -> None:
-        _real(self, "tau", 0, math.inf, most=False)
-        _real(self, "eta", 0, math.inf, most=False)
+        _real(self, "tau", 0, 1e30)
+        _real(self, "eta", 0, 1e30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +398,7 @@ class SequenceBias(_Edit):
 
 @dataclass(frozen=True, slots=True)
 class BadWords(_Edit):
-    """Forbids the last id of each sequence whose other ids are what the text ends with; one of eos_ids alone is none."""
+    """Forbids the last id of each sequence whose others are what the text ends with; one of eos_ids alone is none."""
 
     words: Any
     over: Over = "both"
@@ -457,11 +458,11 @@ class MinTokens(_Edit):
 class Penalties(_Edit):
     """Repetition divides positive logits and multiplies others; frequency (times its count) and presence subtract.
 
-    Repetition looks at `over`, the others at `counts_over`; each at its last_n ids, or all. decay: behind these, so many
-    more in which all three fade linearly, frequency for each occurrence at its own strength (exllamav2); then both
-    look at `over`. repetition_last: it follows the others (mistral.rs). summed: frequency and presence are subtracted as
-    one number (llama.cpp), not one after the other. away: they are subtracted from positive logits and *added* to others
-    (OpenVINO).
+    Repetition looks at `over`, the others at `counts_over`; each at its last_n ids, or all. decay: behind these, so
+    many more in which all three fade linearly, frequency for each occurrence at its own strength (exllamav2); then
+    both look at `over`. repetition_last: it follows the others (mistral.rs). summed: frequency and presence are
+    subtracted as one number (llama.cpp), not one after the other. away: they are subtracted from positive logits and
+    *added* to others (OpenVINO).
     """
 
     repetition: float = 1.0
@@ -530,10 +531,10 @@ class EncoderNoRepeatNgram(_Edit):
 
 @dataclass(frozen=True, slots=True)
 class DRY(_Edit):
-    """Lowers what would go on repeating: by multiplier * base ** (L - allowed_length), L >= allowed_length ids repeated.
+    """Lowers what would go on repeating L >= allowed_length ids, by multiplier * base ** (L - allowed_length).
 
-    last_n: how far back repeats are looked for (None: all). breakers: ids, or sequences of ids, that repeats do not reach
-    across; single ones are never lowered. max_match: L counts no further (text-generation-webui, mistral.rs: 50).
+    last_n: how far back repeats are looked for (None: all). breakers: ids, or sequences of ids, that repeats do not
+    reach across; single ones are never lowered. max_match: L counts no further (text-generation-webui, mistral.rs: 50).
     """
 
     multiplier: float
@@ -622,12 +623,22 @@ class ForcedEOS(_Edit):
 
 # ---- the whole row ----
 
+_DOMAIN_GREEN = 7  # of Philox's counters: no draw uses it
+
+
+def _mixed(x: int) -> int:
+    """64 bits from 64, one to one (Steele, Lea & Flood, SplitMix64)."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
 
 @dataclass(frozen=True, slots=True)
 class Guidance(_Row):
-    """Classifier-free guidance (arXiv 2306.17806): u + scale * (log_softmax(logits) - u), u the log-softmax of `guides`.
+    """Classifier-free guidance (arXiv 2306.17806): u + scale * (log_softmax(logits) - u), u that of the other row.
 
-    The call of the Sampler is given the unconditional row as guides=.
+    The call of the Sampler is given that row, the unconditional one, as guides=.
     """
 
     scale: float
@@ -695,6 +706,20 @@ class Watermark(_Row):
         if self.greens is not None and not callable(self.greens):
             raise TypeError(f"Watermark: greens must be a function, got {self.greens!r}")
 
+    def green_ids(self, ids: Any, vocab_size: int) -> Any:
+        """The ids that are green after the text `ids`, int64, ascending unless `greens` says otherwise."""
+        text = np.asarray(ids, np.int64)[-self.context :]
+        if len(text) < self.context:
+            raise ValueError(f"Watermark: the text must have at least {self.context} ids, got {len(text)}")
+        if self.greens is not None:
+            return np.asarray(self.greens(np.asarray(ids, np.int64)), np.int64)
+        mixed = 0
+        for id_ in text.tolist():
+            mixed = _mixed(mixed ^ id_)
+        bits = np.empty(vocab_size, np.uint64)
+        _ops.run_noise("philox", bits, 0, _DOMAIN_GREEN, self.key, mixed, 0)
+        return np.flatnonzero(bits < np.uint64(int(self.share * 2.0**64)))
+
 
 @dataclass(frozen=True, slots=True)
 class Renormalise(_Row):
@@ -703,7 +728,7 @@ class Renormalise(_Row):
 
 @dataclass(frozen=True, slots=True)
 class Custom(_Row):
-    """A step of your own: function(ids, row) gives the row, float32; ids are prompt and output, row may be written to."""
+    """A step of your own: function(ids, row) gives the row, float32; it may write to row. ids: prompt and output."""
 
     function: Callable[[Any, Any], Any]
 
@@ -775,7 +800,8 @@ def transformers(
         (suppress_tokens is not None, lambda: Suppress(suppress_tokens)),
         (begin_suppress_tokens is not None, lambda: SuppressAtBegin(begin_suppress_tokens)),
     )
-    shape = (Temperature(temperature),) + _some(
+    shape = _some(
+        (True, lambda: Temperature(temperature)),
         (top_h is not None, lambda: TopH(top_h or 1.0)),
         (top_k > 0, lambda: TopK(top_k, min_keep, "all")),
         (top_p < 1, lambda: TopP(top_p, min_keep)),
@@ -954,8 +980,8 @@ _NAMES = {  # of SamplingParams' fields, where a project has another
 def preset(name: str, params: SamplingParams | None = None, **numbers: Any) -> tuple[Step, ...]:
     """The steps of a project, in its order: "transformers", "vllm", "llama.cpp" or "mlx-lm".
 
-    numbers: in the project's own names, its defaults where none is given. params: all numbers of a SamplingParams, which
-    leaves none of its own to the project's defaults. Steps that would do nothing are left out.
+    numbers: in the project's own names, its defaults where none is given. params: all numbers of a SamplingParams,
+    which leaves none of its own to the project's defaults. Steps that would do nothing are left out.
     Raises ValueError, TypeError.
 
     >>> lanewise.steps.preset("vllm", lanewise.SamplingParams(temperature=0.7, top_p=0.9))
