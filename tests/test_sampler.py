@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import lanewise
 from lanewise import InvalidLogitsError, Sampler, SamplingParams, reference, steps
 from lanewise._plan import groups, program_of
+from lanewise._program import Program
 
 INF = np.inf
 VOCAB = 40
@@ -425,8 +426,6 @@ def test_a_plan_is_its_edits_and_its_program(plan: tuple[steps.Step, ...]) -> No
 
 
 def steps_of_program(found: list[Any]) -> Any:
-    from lanewise._program import Program
-
     return program_of(found[0]) if found else Program(())
 
 
@@ -654,95 +653,49 @@ def names(found: tuple[steps.Step, ...]) -> list[str]:
 
 
 def test_orders_of_projects() -> None:
-    """reference for each: docs/samplers.md."""
-    assert names(
-        steps.transformers(
-            guidance_scale=2.0,
-            sequence_bias={(1,): 1.0},
-            encoder_repetition_penalty=1.1,
-            repetition_penalty=1.1,
-            no_repeat_ngram_size=2,
-            encoder_no_repeat_ngram_size=2,
-            bad_words_ids=[[1]],
-            min_length=1,
-            min_new_tokens=1,
-            forced_bos_token_id=1,
-            forced_eos_token_id=2,
-            max_length=9,
-            exponential_decay_length_penalty=(2, 1.1),
-            suppress_tokens=[1],
-            begin_suppress_tokens=[1],
-            top_h=0.5,
-            top_p=0.9,
-            min_p=0.1,
-            typical_p=0.9,
-            epsilon_cutoff=0.1,
-            eta_cutoff=0.1,
-            watermark=steps.Watermark(),
-            eos_token_id=2,
-        )
-    ) == [
-        "Guidance",
-        "SequenceBias",
-        "EncoderRepetition",
-        "Penalties",
-        "NoRepeatNgram",
-        "EncoderNoRepeatNgram",
-        "BadWords",
-        "MinTokens",
-        "MinTokens",
-        "ForcedBOS",
-        "ForcedEOS",
-        "LengthDecay",
-        "Suppress",
-        "SuppressAtBegin",
-        "Temperature",
-        "TopH",
-        "TopK",
-        "TopP",
-        "MinP",
-        "Typical",
-        "Epsilon",
-        "Eta",
-        "Watermark",
-    ]
-    every = dict(
-        bad_words_token_ids=[[1]], min_tokens=1, logit_bias={1: 1}, repetition_penalty=2, min_p=0.1, top_k=1, top_p=0.9
+    """As docs/samplers.md has them."""
+    hf = steps.transformers(
+        guidance_scale=2.0,
+        sequence_bias={(1,): 1.0},
+        encoder_repetition_penalty=1.1,
+        repetition_penalty=1.1,
+        no_repeat_ngram_size=2,
+        encoder_no_repeat_ngram_size=2,
+        bad_words_ids=[[1]],
+        min_length=1,
+        min_new_tokens=1,
+        forced_bos_token_id=1,
+        forced_eos_token_id=2,
+        max_length=9,
+        exponential_decay_length_penalty=(2, 1.1),
+        suppress_tokens=[1],
+        begin_suppress_tokens=[1],
+        top_h=0.5,
+        top_p=0.9,
+        min_p=0.1,
+        typical_p=0.9,
+        epsilon_cutoff=0.1,
+        eta_cutoff=0.1,
+        watermark=steps.Watermark(),
+        eos_token_id=2,
     )
-    assert names(steps.vllm(**every)) == [
-        "BadWords",
-        "MinTokens",
-        "LogitBias",
-        "Penalties",
-        "Temperature",
-        "MinP",
-        "TopK",
-        "TopP",
-    ]
-    every = dict(logit_bias={1: 1}, penalty_repeat=2, dry_multiplier=1, top_n_sigma=1, typ_p=0.9, xtc_probability=0.5)
-    order = ["LogitBias", "Penalties", "DRY", "TopNSigma", "TopK", "Typical", "TopP", "MinP", "XTC"]
-    assert names(steps.llama_cpp(**every)) == [*order, "Temperature"]
-    assert names(steps.llama_cpp(**every, dynatemp_range=0.2, adaptive_target=0.5)) == [
-        *order,
-        "DynamicTemperature",
-        "AdaptiveP",
-    ]
+    assert " ".join(names(hf)) == (
+        "Guidance SequenceBias EncoderRepetition Penalties NoRepeatNgram EncoderNoRepeatNgram BadWords MinTokens "
+        "MinTokens ForcedBOS ForcedEOS LengthDecay Suppress SuppressAtBegin Temperature TopH TopK TopP MinP Typical "
+        "Epsilon Eta Watermark"
+    )
+    ours: dict[str, Any] = dict(logit_bias={1: 1}, repetition_penalty=2, min_p=0.1, top_k=1, top_p=0.9)
+    vllm = steps.vllm(bad_words_token_ids=[[1]], min_tokens=1, **ours)
+    assert " ".join(names(vllm)) == "BadWords MinTokens LogitBias Penalties Temperature MinP TopK TopP"
+    theirs: dict[str, Any] = dict(logit_bias={1: 1}, penalty_repeat=2, dry_multiplier=1, top_n_sigma=1, typ_p=0.9)
+    llama = steps.llama_cpp(**theirs, xtc_probability=0.5)
+    assert " ".join(names(llama)) == "LogitBias Penalties DRY TopNSigma TopK Typical TopP MinP XTC Temperature"
+    dynamic = steps.llama_cpp(dynatemp_range=0.2, adaptive_target=0.5)
+    assert " ".join(names(dynamic)) == "TopK TopP MinP DynamicTemperature AdaptiveP"
     assert names(steps.llama_cpp(mirostat=1)) == ["Temperature", "Mirostat"]
     assert names(steps.llama_cpp(mirostat=2)) == ["Temperature", "MirostatV2"]
-    assert names(steps.llama_cpp()) == ["TopK", "TopP", "MinP", "Temperature"]
-    every = dict(logit_bias={1: 1}, repetition_penalty=2, presence_penalty=1, frequency_penalty=1, top_p=0.9, min_p=0.1)
-    mlx = steps.mlx_lm(**every, xtc_probability=0.5, top_k=3)
-    assert names(mlx) == [
-        "LogitBias",
-        "Penalties",
-        "Penalties",
-        "Penalties",
-        "TopP",
-        "MinP",
-        "XTC",
-        "TopK",
-        "Temperature",
-    ]
+    mlx: Any = steps.mlx_lm(**ours, presence_penalty=1, frequency_penalty=1, xtc_probability=0.5)
+    assert " ".join(names(mlx)) == "LogitBias Penalties Penalties Penalties TopP MinP XTC TopK Temperature"
     assert (mlx[1].repetition, mlx[2].presence, mlx[3].frequency) == (2, 1, 1)
     told = SamplingParams(0.5, 3, 0.9, 0.1, 2, 1.1, 0.2, 0.3)
     for name in steps.PRESETS:

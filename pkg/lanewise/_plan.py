@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,11 +209,11 @@ def program_of(group: Group) -> Program:
 
 
 def packed(found: tuple[s.Step, ...]) -> list[tuple[str, dict[str, Any]]]:
-    return [(type(step).__name__, {name: getattr(step, name) for name in type(step).__slots__}) for step in found]
+    return [(type(step).__name__, {field.name: getattr(step, field.name) for field in fields(step)}) for step in found]
 
 
 def unpacked(saved: Any) -> tuple[s.Step, ...]:
-    return tuple([getattr(s, name)(**fields) for name, fields in saved])
+    return tuple([getattr(s, name)(**told) for name, told in saved])
 
 
 def restored(kind: Any, state: dict[str, Any]) -> Any:
