@@ -76,6 +76,61 @@ struct sample_args {
   int64_t n;                 /* ids a row that sample_n draws, 1..cols */
 };
 
+/* What a chain's steps are; a step is its number and up to three of its own (_program.py). */
+enum {
+  CHAIN_TEMPERATURE = 1,
+  CHAIN_TOP_K,
+  CHAIN_TOP_P,
+  CHAIN_MIN_P,
+  CHAIN_DYNAMIC_TEMPERATURE,
+  CHAIN_QUADRATIC,
+  CHAIN_TYPICAL,
+  CHAIN_EPSILON,
+  CHAIN_ETA,
+  CHAIN_TOP_H,
+  CHAIN_TOP_A,
+  CHAIN_TAIL_FREE,
+  CHAIN_TOP_N_SIGMA,
+  CHAIN_XTC,
+  CHAIN_RENORMALISE,
+  CHAIN_MIROSTAT,
+  CHAIN_MIROSTAT_V2,
+  CHAIN_ADAPTIVE_P
+};
+
+struct chain_step {
+  double step, number[3];
+};
+
+/* One row's part of what rows share: its steps, and what DRY does to it (a multiplier of 0: nothing). */
+struct chain_row {
+  double dry_multiplier, dry_base;
+  int64_t dry_allowed, dry_last_n; /* last_n below 0: all */
+  int64_t first_breaker, breakers;
+  int64_t first_step, steps;
+};
+
+/* Edits are as in sample_args; of params, penalties and seed, key and step count. */
+struct chain_args {
+  struct span x, params;
+  struct span mask;
+  struct span bias_ids, bias_values, bias_offsets;
+  struct span prompt_ids, prompt_offsets, output_ids, output_offsets;
+  struct span added_ids, added_values, added_offsets; /* as a sparse bias, after the penalties */
+  struct span history_ids, history_offsets;           /* of DRY */
+  struct span lengths;                                /* int32, one an id of the histories: room for DRY */
+  struct span breaker_ids, breaker_offsets;           /* int64: sequences of ids */
+  struct span chain_rows, steps;                      /* chain_row[rows], chain_step[] */
+  struct span state;                                  /* float64[rows][2], which draws change */
+  struct span tokens;
+  struct span support_ids, support_logprobs, support_counts; /* as in sample_args */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride;
+  int64_t mask_kind, mask_stride, mask_width;
+  int64_t bias_dense, bias_stride;
+  int64_t force_exact;
+};
+
 struct probs_args {
   struct span x, params, ids; /* of params only seed, key, step and u; int64[rows][n] */
   int64_t rows, first_row, cols, dtype;

@@ -29,6 +29,12 @@
 
 #include "draws.h"
 
+#include "dry.h"
+
+#include "candidates.h"
+
+#include "chain.h"
+
 #include "probs.h"
 
 #include "tile.h"

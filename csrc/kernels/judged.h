@@ -200,7 +200,7 @@ static void raise_or_lower_maxima(struct edits e, const struct judged *j, int *h
   }
 }
 
-static void edit(struct judged *j, const struct sample_args *a, int64_t row, int *has_nan, char **scratch) {
+static struct edits edits_in(const struct judged *j, char **scratch) {
   struct edits e = {.is_edited = (uint64_t *)take(scratch, j->blocks * sizeof *e.is_edited)};
   e.slot = (uint32_t *)take(scratch, j->n * sizeof *e.slot);
   e.id = (uint32_t *)take(scratch, j->n * sizeof *e.id);
@@ -208,12 +208,21 @@ static void edit(struct judged *j, const struct sample_args *a, int64_t row, int
   e.before = (float *)take(scratch, j->n * sizeof *e.before);
   e.value = (float *)take(scratch, j->n * sizeof *e.value);
   memset(e.is_edited, 0, j->blocks * sizeof *e.is_edited);
-  e = collect_edits(e, j, a, row);
+  return e;
+}
+
+/* Bias and penalties. */
+static struct edits usual_edits(const struct judged *j, const struct sample_args *a, int64_t row, char **scratch) {
+  struct edits e = collect_edits(edits_in(j, scratch), j, a, row);
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   for (size_t i = 0; i < e.count; i++) {
     float after = penalised(e.value[i], e.counts[i] & ~SEEN, p);
     e.value[i] = e.counts[i] ? after : e.value[i];
   }
+  return e;
+}
+
+static void put_edits(struct judged *j, struct edits e, int *has_nan) {
   j->is_edited = e.is_edited;
   j->slot = e.slot;
   j->edited = e.value;
@@ -231,10 +240,8 @@ static void find_maxima(struct judged *j, int *has_nan) {
   FOR_DTYPE(find_maxima_as, &args, NULL)
 }
 
-/* Row `row` of a call, edits and mask seen to. 0 if nothing can be chosen from it: a NaN or +inf among the allowed, or
-   nothing allowed. */
-static int judge(struct judged *j, const struct sample_args *a, int64_t row, char **scratch) {
-  int has_nan = 0;
+/* Row `row` of a call, mask and dense bias seen to. */
+static void begin_judging(struct judged *j, const struct sample_args *a, int64_t row, int *has_nan, char **scratch) {
   *j = plain_row(row_of(a->x.ptr, a->x_stride, row), (size_t)a->cols, a->dtype, NULL);
   j->maxima = (float *)take(scratch, (j->blocks + LANES) * sizeof *j->maxima);
   j->mask = mask_of(a, row);
@@ -245,10 +252,20 @@ static int judge(struct judged *j, const struct sample_args *a, int64_t row, cha
     j->x = z;
     j->dtype = DTYPE_F32;
   }
-  find_maxima(j, &has_nan);
-  if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr) {
-    edit(j, a, row, &has_nan, scratch);
-  }
+  find_maxima(j, has_nan);
+}
+
+/* 0 if nothing can be chosen from it: a NaN or +inf among the allowed, or nothing allowed. */
+static int end_judging(struct judged *j, int has_nan) {
   j->max = block_max(j->maxima, 0, j->blocks, DTYPE_F32, &has_nan);
   return !has_nan && j->max > -INFINITY && j->max < INFINITY;
+}
+
+static int judge(struct judged *j, const struct sample_args *a, int64_t row, char **scratch) {
+  int has_nan = 0;
+  begin_judging(j, a, row, &has_nan, scratch);
+  if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr) {
+    put_edits(j, usual_edits(j, a, row, scratch), &has_nan);
+  }
+  return end_judging(j, has_nan);
 }

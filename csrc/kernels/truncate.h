@@ -65,11 +65,14 @@ static void truncate_top_k(struct row_state *s, const struct sample_params *p, i
   }
 }
 
+INLINE float round_down(double x) {
+  float rounded = (float)x;
+  return (double)rounded > x ? key_value(order_key(rounded) - 1) : rounded;
+}
+
 /* max + T * ln(min_p) in float64, rounded down to float32: kept is what reaches it. */
 INLINE float min_p_bound(double min_p, float max, double temperature) {
-  double bound = (double)max + temperature * log64_1(min_p < DBL_MIN ? DBL_MIN : min_p);
-  float rounded = (float)bound;
-  return (double)rounded > bound ? key_value(order_key(rounded) - 1) : rounded;
+  return round_down((double)max + temperature * log64_1(min_p < DBL_MIN ? DBL_MIN : min_p));
 }
 
 /* By bounds and bisection (nucleus.h), or by radix when forced. */

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 cdef extern from "ops.h":
     enum:
         OP_softmax, OP_log_softmax, OP_logsumexp, OP_scale, OP_argmax, OP_top_k, OP_sample, OP_logprobs
-        OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile
+        OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile, OP_chain
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
         OP_attend, OP_attend_merge, OP_merge_states
@@ -60,6 +60,25 @@ cdef extern from "ops.h":
         int64_t bias_dense, bias_stride, has_u, ties_all, force_exact
         int64_t steps[8]
         int64_t n
+
+    struct chain_step:
+        double step
+        double number[3]
+
+    struct chain_row:
+        double dry_multiplier, dry_base
+        int64_t dry_allowed, dry_last_n, first_breaker, breakers, first_step, steps
+
+    struct chain_args:
+        span x, params, mask
+        span bias_ids, bias_values, bias_offsets
+        span prompt_ids, prompt_offsets, output_ids, output_offsets
+        span added_ids, added_values, added_offsets
+        span history_ids, history_offsets, lengths, breaker_ids, breaker_offsets
+        span chain_rows, steps, state, tokens, support_ids, support_logprobs, support_counts
+        int64_t rows, first_row, cols, dtype
+        int64_t x_stride, mask_kind, mask_stride, mask_width
+        int64_t bias_dense, bias_stride, force_exact
 
     struct probs_args:
         span x, params, ids

@@ -168,10 +168,12 @@ class Dry:
     [0.8, 1.75, 2.0, -1.0]
     """
 
-    __slots__ = ("breakers", "numbers")
+    __slots__ = ("breaker_ids", "breaker_offsets", "breakers", "numbers")
 
     numbers: NDArray[np.float64]
     breakers: tuple[tuple[int, ...], ...]
+    breaker_ids: NDArray[np.int64]
+    breaker_offsets: NDArray[np.int64]
 
     def __init__(
         self,
@@ -190,6 +192,8 @@ class Dry:
         self.numbers = np.array([_number(value, kind, "dry") for kind, value in kinds])
         self.numbers.flags.writeable = False
         self.breakers = tuple(_breaker(b, i) for i, b in enumerate(breakers))
+        self.breaker_ids = np.array([id_ for b in self.breakers for id_ in b], np.int64)
+        self.breaker_offsets = np.cumsum([0, *map(len, self.breakers)], dtype=np.int64)
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -1,0 +1,122 @@
+/* DRY: what would go on repeating the end of the history is lowered, the more the longer the repetition. (p-e-w's
+   sampler; the cut-offs are llama.cpp's, as reference.py has them.)
+
+   How long the history ends as it did k ids ago is the Z-function of the history read backwards: linear, since what is
+   known of a stretch that repeats the end is known of all that lies in it. */
+
+/* What is added to logits after their penalties, in this order. */
+struct added {
+  const int64_t *id;
+  const float *value;
+  size_t count;
+};
+
+/* Whether a breaker begins i ids before the end; how many ids it has then, else 0. */
+static size_t breaker_at(const struct chain_args *a, const struct chain_row *r, struct ids h, size_t i) {
+  const int64_t *ids = a->breaker_ids.ptr, *offsets = (const int64_t *)a->breaker_offsets.ptr + r->first_breaker;
+  size_t longest = 0;
+  for (int64_t b = 0; b < r->breakers; b++) {
+    const int64_t *breaker = ids + offsets[b];
+    size_t length = (size_t)(offsets[b + 1] - offsets[b]), same = 0;
+    while (length <= i + 1 && same < length && breaker[same] == h.id[h.count - 1 - i + same]) {
+      same++;
+    }
+    longest = same == length && length > longest ? length : longest;
+  }
+  return longest;
+}
+
+/* How many of the last ids lie behind the last breaker. */
+static size_t behind_breakers(const struct chain_args *a, const struct chain_row *r, struct ids h) {
+  for (size_t i = 0; r->breakers && i < h.count; i++) {
+    size_t length = breaker_at(a, r, h, i);
+    if (length) {
+      return i + 1 - length;
+    }
+  }
+  return h.count;
+}
+
+static int is_breaker(const struct chain_args *a, const struct chain_row *r, int64_t id) {
+  const int64_t *ids = a->breaker_ids.ptr, *offsets = (const int64_t *)a->breaker_offsets.ptr + r->first_breaker;
+  int is = 0;
+  for (int64_t b = 0; b < r->breakers; b++) {
+    is |= offsets[b + 1] - offsets[b] == 1 && ids[offsets[b]] == id;
+  }
+  return is;
+}
+
+/* length[k], 0 < k < count: of how many ids the end is what it was k ids ago. */
+static void find_lengths(int32_t *length, struct ids h) {
+  const int64_t *last = h.id + h.count - 1;
+  size_t n = h.count, from = 0, end = 0; /* last[-from .. -(end - 1)] repeats the end */
+  for (size_t k = 1; k < n; k++) {
+    size_t same = k < end ? min_size((size_t)length[k - from], end - k) : 0;
+    if (k + same >= end) {
+      while (k + same < n && last[-(ptrdiff_t)same] == last[-(ptrdiff_t)(k + same)]) {
+        same++;
+      }
+      from = k;
+      end = k + same;
+    }
+    length[k] = (int32_t)same;
+  }
+}
+
+static double whole_power(double base, uint32_t exponent) {
+  double power = 1.0;
+  for (; exponent; exponent >>= 1, base *= base) {
+    power = exponent & 1 ? power * base : power;
+  }
+  return power;
+}
+
+static float dry_penalty(const struct chain_row *r, uint32_t length) {
+  double penalty = r->dry_multiplier * whole_power(r->dry_base, length - (uint32_t)r->dry_allowed);
+  penalty = penalty > -FLT_MAX ? penalty : -FLT_MAX;
+  return (float)(penalty < FLT_MAX ? penalty : FLT_MAX);
+}
+
+/* Each id once, in scratch; `n` columns. */
+static struct added dry(const struct chain_args *a, int64_t row, size_t n, char **scratch) {
+  const struct chain_row *r = (const struct chain_row *)a->chain_rows.ptr + row;
+  struct ids h = ids_of(&a->history_ids, &a->history_offsets, row);
+  size_t window = r->dry_last_n < 0 ? h.count : min_size((size_t)r->dry_last_n, h.count), limit;
+  int64_t allowed = r->dry_allowed;
+  h.id += h.count - window;
+  h.count = window;
+  if (r->dry_multiplier == 0.0 || (int64_t)window <= allowed || (int64_t)(limit = behind_breakers(a, r, h)) < allowed) {
+    return (struct added){NULL, NULL, 0};
+  }
+  int32_t *length = (int32_t *)a->lengths.ptr + (h.id - (const int64_t *)a->history_ids.ptr);
+  find_lengths(length, h);
+  size_t blocks = (n + BLOCK - 1) / BLOCK;
+  int64_t *id = (int64_t *)take(scratch, n * sizeof *id);
+  float *value = (float *)take(scratch, n * sizeof *value);
+  struct edits seen = {.is_edited = (uint64_t *)take(scratch, blocks * sizeof *seen.is_edited)};
+  seen.slot = (uint32_t *)take(scratch, n * sizeof *seen.slot);
+  seen.id = (uint32_t *)take(scratch, n * sizeof *seen.id);
+  seen.counts = (uint32_t *)take(scratch, n * sizeof *seen.counts); /* the longest, plus 1 */
+  memset(seen.is_edited, 0, blocks * sizeof *seen.is_edited);
+  for (size_t k = 1; k < window; k++) {
+    uint32_t own = (uint32_t)min_size((size_t)length[k], limit);
+    if (own >= allowed) {
+      uint32_t *longest = &seen.counts[slot_of(&seen, (size_t)h.id[window - k])];
+      *longest = own + 1 > *longest ? own + 1 : *longest;
+    }
+  }
+  struct added found = {id, value, 0};
+  for (size_t i = 0; i < seen.count; i++) {
+    if (!is_breaker(a, r, seen.id[i])) {
+      id[found.count] = seen.id[i];
+      value[found.count++] = -dry_penalty(r, seen.counts[i] - 1);
+    }
+  }
+  return found;
+}
+
+static struct added added_by_user(const struct chain_args *a, int64_t row) {
+  struct ids ids = ids_of(&a->added_ids, &a->added_offsets, row);
+  const float *values = a->added_values.ptr;
+  return (struct added){ids.id, ids.count ? values + (ids.id - (const int64_t *)a->added_ids.ptr) : NULL, ids.count};
+}

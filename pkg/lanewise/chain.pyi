@@ -1,0 +1,63 @@
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanewise._program import Dry, Program
+from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Seeds, Tokens
+from lanewise.sampling import Support
+from lanewise.stream import Stream
+
+__test__: dict[str, str]  # added by Cython
+
+@overload
+def run_chain(
+    logits: Array,
+    programs: Program | Sequence[Program],
+    *,
+    state: NDArray[np.float64] | None = None,
+    repetition_penalty: Floats = 1.0,
+    frequency_penalty: Floats = 0.0,
+    presence_penalty: Floats = 0.0,
+    prompt_ids: Ids | None = None,
+    output_ids: Ids | None = None,
+    bias: Bias | None = None,
+    added: tuple[Any, ...] | None = None,
+    mask: Mask | None = None,
+    dry: Dry | Sequence[Dry | None] | None = None,
+    history: Ids | None = None,
+    seed: Seeds | None = None,
+    step: Ints | None = None,
+    keys: Ints | None = None,
+    rng: Stream | None = None,
+    vocab_size: SupportsIndex | None = None,
+    return_support: Literal[False] = False,
+    on_invalid: OnInvalid = "raise",
+    out: NDArray[np.int64] | None = None,
+) -> Tokens: ...
+@overload
+def run_chain(
+    logits: Array,
+    programs: Program | Sequence[Program],
+    *,
+    state: NDArray[np.float64] | None = None,
+    repetition_penalty: Floats = 1.0,
+    frequency_penalty: Floats = 0.0,
+    presence_penalty: Floats = 0.0,
+    prompt_ids: Ids | None = None,
+    output_ids: Ids | None = None,
+    bias: Bias | None = None,
+    added: tuple[Any, ...] | None = None,
+    mask: Mask | None = None,
+    dry: Dry | Sequence[Dry | None] | None = None,
+    history: Ids | None = None,
+    seed: Seeds | None = None,
+    step: Ints | None = None,
+    keys: Ints | None = None,
+    rng: Stream | None = None,
+    vocab_size: SupportsIndex | None = None,
+    return_support: Literal[True],
+    on_invalid: OnInvalid = "raise",
+    out: NDArray[np.int64] | None = None,
+) -> tuple[Tokens, Support]: ...

@@ -1,0 +1,221 @@
+# cython: language_level=3, freethreading_compatible=True
+"""Programs of sampling steps, run: what Sampler is made on."""
+cimport numpy as cnp
+from libc.float cimport FLT_MAX
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+import numpy as np
+
+from lanewise._arguments cimport check_on_invalid, integer, ragged_ids
+from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
+from lanewise._ops cimport *
+from lanewise._settings cimport draw, fill_edits, fill_numbers
+from lanewise.sampling cimport choose, support_of, tokens_out
+from lanewise._program import Dry, Program
+from lanewise.errors import InvalidLogitsError
+
+cnp.import_array()
+
+
+# One for all rows or one a row, as (the different ones, which of them each row has; None: the only one).
+cdef tuple distinct(object given, object type_, str name, int64_t rows, bint optional):
+    if isinstance(given, type_) or (optional and given is None):
+        return [given], None
+    if not isinstance(given, (list, tuple)) or not all(isinstance(one, type_) or (optional and one is None)
+                                                       for one in given):
+        raise TypeError(f"{name} must be a {type_.__name__}, or a list of them, one a row, got {given!r}")
+    if len(given) != rows:
+        raise ValueError(f"{name} must be one or one a row: {rows} rows, got {len(given)}")
+    places = {}
+    which = [places.setdefault(id(one), len(places)) for one in given]
+    different = {id(one): one for one in given}
+    return list(different.values()), which
+
+
+cdef int fill_programs(chain_args *a, chain_row *to, object programs, list kept) except -1:
+    cdef int64_t i, first = 0
+    cdef chain_row *row
+    different, which = distinct(programs, Program, "programs", a.rows, False)
+    codes = different[0].codes if len(different) == 1 else np.concatenate([p.codes for p in different] or
+                                                                          [np.empty((0, 4))])
+    kept.append(codes)
+    a.steps = whole(codes)
+    if which is None:
+        for i in range(a.rows):
+            to[i].first_step, to[i].steps = 0, cnp.PyArray_DIM(<cnp.ndarray>codes, 0)
+        return 0
+    places = []
+    for program in different:
+        places.append((first, len(program.codes)))
+        first += len(program.codes)
+    for i in range(a.rows):
+        row = &to[i]
+        row.first_step, row.steps = places[which[i]]
+    return 0
+
+
+cdef int fill_dry(chain_args *a, chain_row *to, rows_t *r, object dry, object history, list kept) except -1:
+    cdef int64_t i
+    cdef cnp.npy_intp count
+    cdef chain_row *row
+    if dry is None:
+        if history is not None:
+            raise ValueError("history is given, but no dry= that looks at it")
+        return 0
+    if history is None:
+        raise ValueError("dry needs history=")
+    different, which = distinct(dry, Dry, "dry", a.rows, True)
+    ids, offsets = ragged_ids(history, "history", r)
+    count = cnp.PyArray_DIM(<cnp.ndarray>ids, 0)
+    lengths = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
+    a.history_ids, a.history_offsets, a.lengths = whole(ids), whole(offsets), whole(lengths)
+    places, breaker_ids, breaker_offsets = [], [], [np.zeros(1, np.int64)]
+    for one in different:
+        if one is None:
+            places.append((0.0, 0.0, 0, 0, 0, 0))
+            continue
+        multiplier, base, allowed, last_n = one.numbers.tolist()
+        places.append((multiplier, base, int(allowed), int(last_n), sum(map(len, breaker_offsets)) - 1,
+                       len(one.breakers)))
+        breaker_offsets.append(one.breaker_offsets[1:] + sum(map(len, breaker_ids)))
+        breaker_ids.append(one.breaker_ids)
+    if len(different) == 1 and different[0] is not None:
+        all_ids, all_offsets = different[0].breaker_ids, different[0].breaker_offsets
+    else:
+        all_ids, all_offsets = np.concatenate(breaker_ids or [np.empty(0, np.int64)]), np.concatenate(breaker_offsets)
+    a.breaker_ids, a.breaker_offsets = whole(all_ids), whole(all_offsets)
+    kept += ids, offsets, lengths, all_ids, all_offsets
+    for i in range(a.rows):
+        row = &to[i]
+        (row.dry_multiplier, row.dry_base, row.dry_allowed, row.dry_last_n, row.first_breaker,
+         row.breakers) = places[0 if which is None else which[i]]
+    return 0
+
+
+cdef int fill_added(chain_args *a, rows_t *r, object added, list kept) except -1:
+    cdef int64_t i, total
+    cdef int64_t *id_
+    cdef int64_t *end
+    cdef float *value
+    if not isinstance(added, tuple) or len(added) != (2 if r.single else 3):
+        raise TypeError(f"added must be (ids, values{'' if r.single else ', offsets'}), got {added!r}")
+    given = as_array(added[0], "added[0]")
+    if given.dtype.kind not in "iu" and given.size:
+        raise TypeError(f"added[0] must be integers, got {given.dtype}")
+    ids = np.array(given, np.int64)  # what is checked is what is used
+    values = np.array(as_array(added[1], "added[1]"), np.float32)
+    offsets = np.array([0, ids.size] if r.single else as_array(added[2], "added[2]"), np.int64)
+    if ids.ndim != 1 or values.shape != ids.shape:
+        raise ValueError(f"added: ids and values must be (n,) each, got {ids.shape} and {values.shape}")
+    if offsets.shape != (r.rows + 1,) or offsets[0] != 0 or offsets[r.rows] != ids.size or (np.diff(offsets) < 0).any():
+        raise ValueError(f"added: offsets must rise from 0 to {ids.size} in {r.rows + 1} entries, got {added[2]!r}")
+    id_, value = <int64_t *>cnp.PyArray_DATA(ids), <float *>cnp.PyArray_DATA(values)
+    for i in range(ids.size):
+        if not 0 <= id_[i] < r.cols:
+            raise ValueError(f"added: ids[{i}] is {id_[i]}, not an id in 0..{r.cols - 1}")
+        if not value[i] <= FLT_MAX:
+            raise ValueError(f"added: values[{i}] is {value[i]}; it must be a number or -inf")
+    a.added_ids, a.added_values, a.added_offsets = whole(ids), whole(values), whole(offsets)
+    kept += ids, values, offsets
+    return 0
+
+
+# The first states of rows, or the user's own array, which the draw changes.
+cdef cnp.ndarray states(object state, object programs, rows_t *r):
+    cdef tuple shape = (2,)
+    if state is None:
+        if isinstance(programs, Program):
+            return np.array(np.broadcast_to(programs.state, (r.rows, 2)))
+        return np.array([program.state for program in programs]).reshape(r.rows, 2)
+    if not r.single:
+        shape = (r.rows, 2)
+    if type(state) is not np.ndarray or state.dtype != np.float64:
+        raise TypeError(f"state must be a float64 array, got {getattr(state, 'dtype', type(state).__name__)}")
+    if state.shape != shape or not state.flags.c_contiguous or not state.flags.aligned:
+        raise ValueError(f"state must be C-contiguous, of shape {shape}, got {state.shape}")
+    if not state.flags.writeable:
+        raise ValueError("state is read-only")
+    if not np.isfinite(state).all():
+        at = np.argwhere(~np.isfinite(state))[0].tolist()
+        raise ValueError(f"state{at} is {state[tuple(at)]}; it must be finite")
+    return state
+
+
+cdef void set_edits(chain_args *a, const sample_args *edits) noexcept:
+    a.mask, a.mask_kind, a.mask_stride, a.mask_width = edits.mask, edits.mask_kind, edits.mask_stride, edits.mask_width
+    a.bias_ids, a.bias_values, a.bias_offsets = edits.bias_ids, edits.bias_values, edits.bias_offsets
+    a.bias_dense, a.bias_stride = edits.bias_dense, edits.bias_stride
+    a.prompt_ids, a.prompt_offsets = edits.prompt_ids, edits.prompt_offsets
+    a.output_ids, a.output_offsets = edits.output_ids, edits.output_offsets
+
+
+def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
+              prompt_ids=None, output_ids=None, bias=None, added=None, mask=None, dry=None, history=None, seed=None,
+              step=None, keys=None, rng=None, vocab_size=None, return_support=False, on_invalid="raise", out=None):
+    """One token a row by its program: an int for logits (V,), int64 (B,) for (B, V); V up to 1,048,576.
+
+    programs, dry: one for all rows or a list, one a row. In this order: bias, penalties, dry (of `history`, a list of ids
+    a row), added: (ids, values, offsets), row r having offsets[r] .. offsets[r + 1] - 1, for (V,) (ids, values); mask;
+    the steps; a draw. state: float64 (B, 2), for (V,) (2,), which the draw changes; a row that is invalid keeps its own.
+    None: each program's first. The rest as `sample` has it.
+    Raises ValueError, TypeError before anything is written.
+
+    >>> from lanewise._program import Program
+    >>> run_chain(np.float32([1.0, 3.0, 2.0]), Program([("top_k", 2), ("temperature", 0.0)]))
+    1
+    """
+    cdef rows_t r
+    cdef chain_args a
+    cdef sample_args edits
+    cdef sample_params one
+    cdef chain_row one_row
+    cdef sample_params *p = &one
+    cdef chain_row *to = &one_row
+    cdef int64_t token
+    check_on_invalid(on_invalid)
+    memset(&a, 0, sizeof(a))
+    memset(&edits, 0, sizeof(edits))
+    owner = logits_rows(logits, &r, "logits")
+    if vocab_size is not None:
+        r.cols = integer(vocab_size, "vocab_size", 1, r.cols)
+    if r.cols > SAMPLE_MAX_VOCAB:
+        raise ValueError(f"run_chain takes up to {SAMPLE_MAX_VOCAB} ids, got {r.cols}")
+    if r.rows != 1:
+        rows_params = np.empty((r.rows, sizeof(sample_params)), np.uint8)
+        rows_of_chain = np.empty((r.rows, sizeof(chain_row)), np.uint8)
+        p = <sample_params *>cnp.PyArray_DATA(rows_params)
+        to = <chain_row *>cnp.PyArray_DATA(rows_of_chain)
+    memset(to, 0, r.rows * sizeof(chain_row))
+    fill_numbers(p, r.rows, 1.0, 0, 1.0, 0.0, 1, repetition_penalty, frequency_penalty, presence_penalty)
+    a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
+    a.chain_rows.ptr, a.chain_rows.bytes = to, r.rows * sizeof(chain_row)
+    a.rows, a.cols, a.dtype, a.x_stride, a.force_exact = r.rows, r.cols, r.dtype, r.stride, force_exact()
+    kept = fill_edits(&edits, &r, prompt_ids, output_ids, bias, mask)
+    set_edits(&a, &edits)
+    fill_programs(&a, to, programs, kept)
+    fill_dry(&a, to, &r, dry, history, kept)
+    if added is not None:
+        fill_added(&a, &r, added, kept)
+    learned = states(state, programs, &r)
+    a.state = whole(learned)
+    tokens = None
+    if r.single and out is None:
+        a.tokens.ptr, a.tokens.bytes = &token, sizeof(token)
+    else:
+        tokens = tokens_out(out, &r)
+        a.tokens = whole(tokens)
+    room = None
+    if return_support:
+        room = np.empty((r.rows, r.cols), np.int64), np.empty((r.rows, r.cols), np.float32), np.empty(r.rows, np.int64)
+        a.support_ids, a.support_logprobs, a.support_counts = whole(room[0]), whole(room[1]), whole(room[2])
+    draw(OP_chain, &a, p, &r, 3 * r.cols + 20000, seed, step, keys, None, rng)
+    if tokens is None:
+        if token < 0 and on_invalid == "raise":
+            raise InvalidLogitsError([0], -1)
+        result = token
+    else:
+        if out is not None and tokens is not out:
+            out[...] = tokens
+        result = choose(tokens if out is None else out, r.single, on_invalid)
+    return result if room is None else (result, support_of(room))
