@@ -16,10 +16,11 @@ import os
 import numpy as np
 
 from lanewise._arguments cimport check_on_invalid, integer, mask_array
-from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t
-from lanewise._ops cimport SAMPLE_MAX_VOCAB
-from lanewise import _plan, _whole, reference, steps as _steps
-from lanewise._program import Program
+from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t, whole
+from lanewise._ops cimport *
+from lanewise import _plan, _whole, steps as _steps
+from lanewise._program import LAST, Program
+from lanewise.chain import run_chain
 from lanewise.errors import InvalidLogitsError
 from lanewise.params import SamplingParams
 from lanewise.values import scale
@@ -107,15 +108,18 @@ cdef class _Plan:
     cdef list before    # what comes before the last program, if the plan is not plain: _Edits, Program or a step
     cdef _Edits edits   # of a plain one
     cdef object program
+    cdef const double *codes
     cdef bint plain, stateful, guided
-    cdef int64_t largest
+    cdef int64_t largest, lines
 
     def __cinit__(self, tuple found):
         groups = _plan.groups(found)
         self.steps, self.largest = found, -1
         last = groups.pop() if groups and groups[-1].kind == "program" else None
         self.program = Program(last.steps if last is not None else ())
-        self.stateful = bool(self.program.state.any())
+        self.codes = <const double *>cnp.PyArray_DATA(<cnp.ndarray>self.program.codes)
+        self.lines = len(self.program.codes)
+        self.stateful = last is not None and last.steps[len(last.steps) - 1][0] in LAST
         self.before = []
         for group in groups:
             if group.kind == "edit":
@@ -250,6 +254,17 @@ cdef class Sampler:
     cdef dict plans, by_value, sequences
     cdef list order
     cdef touched touched
+    # what a call fills in, row after row, kept for the next
+    cdef sample_params *params
+    cdef chain_row *rows
+    cdef chain_step *steps_
+    cdef int64_t *offsets
+    cdef int64_t *ids_
+    cdef float *minus
+    cdef float *plus
+    cdef double *state_
+    cdef int64_t rows_room, ids_room, step_room, step_count
+    cdef _Plan last_plan
 
     def __cinit__(self):
         self.lock = PyThread_allocate_lock()
@@ -266,6 +281,14 @@ cdef class Sampler:
 
     def __dealloc__(self):
         touched_free(&self.touched)
+        free(self.params)
+        free(self.rows)
+        free(self.steps_)
+        free(self.offsets)
+        free(self.ids_)
+        free(self.minus)
+        free(self.plus)
+        free(self.state_)
         if self.lock != NULL:
             PyThread_free_lock(self.lock)
 
@@ -551,7 +574,8 @@ cdef class Sampler:
     cdef object call(self, object logits, object ids, object mask, object guides, bint record, bint raising, object out):
         cdef rows_t r
         cdef list order
-        cdef _Sequence s
+        cdef cnp.ndarray tokens
+        cdef const int64_t *token
         cdef int64_t i
         owner = logits_rows(logits, &r, "logits")
         if self.vocab_size is not None:
@@ -569,18 +593,23 @@ cdef class Sampler:
             if r.single:
                 raise ValueError("out is for (B, V) logits; (V,) gives an int")
             check_out(out, (r.rows,), cnp.NPY_INT64, "out")
-        tokens, states = self.drawn(order, owner, &r, mask, guides)
-        invalid = np.flatnonzero(tokens < 0).tolist()
-        if invalid and raising:
-            names = ", ".join(repr((<_Sequence>order[i]).id) for i in invalid[:8])
-            raise InvalidLogitsError(invalid, -1 if r.single else tokens,
-                                     f"of sequence {names}: a NaN or +inf among the allowed ids, or nothing allowed")
+        tokens = self.drawn(order, owner, &r, mask, guides)
+        token = <const int64_t *>cnp.PyArray_DATA(tokens)
+        for i in range(r.rows):
+            if token[i] < 0 and raising:
+                self.refuse(order, tokens, r.single)
         if record:
-            self.record(order, tokens, states)
+            self.record(order, token)
         if out is not None:
             out[...] = tokens
             return out
-        return int(tokens[0]) if r.single else tokens
+        return token[0] if r.single else tokens
+
+    cdef int refuse(self, list order, cnp.ndarray tokens, bint single) except -1:
+        invalid = np.flatnonzero(tokens < 0).tolist()
+        names = ", ".join([repr((<_Sequence>order[i]).id) for i in invalid[:8]])
+        raise InvalidLogitsError(invalid, -1 if single else tokens,
+                                 f"of sequence {names}: a NaN or +inf among the allowed ids, or nothing allowed")
 
     cdef list chosen(self, object ids, bint single):
         if single and not isinstance(ids, (list, np.ndarray)):
@@ -606,9 +635,18 @@ cdef class Sampler:
             s.reserve(1)
         return 0
 
+    cdef bint any_guided(self, list order) noexcept:
+        cdef _Sequence s
+        for s in order:
+            if s.plan.guided:
+                return True
+        return False
+
     cdef list checked_guides(self, list order, object guides, rows_t *r):
         """A float32 row for each that needs one."""
         cdef _Sequence s
+        if guides is None and not self.any_guided(order):
+            return [None] * len(order)
         found = [None] * len(order)
         if guides is not None and (r.single or not isinstance(guides, (list, tuple))):
             guides = as_array(guides, "guides")
@@ -626,75 +664,152 @@ cdef class Sampler:
             found[i] = scale(row[:r.cols], 1.0)
         return found
 
-    # Tokens (-1 where a row is invalid) and the states that follow.
-    cdef tuple drawn(self, list order, object owner, rows_t *r, object mask, list guides):
-        cdef _Sequence s
-        cdef edit_row row
-        cdef int64_t i, count
-        tokens, states = np.empty(r.rows, np.int64), np.zeros((r.rows, STATE))
-        for i, s in enumerate(order):
-            logits = owner[:r.cols] if r.single else owner[i, :r.cols]
-            allowed = None if mask is None else allowed_of(mask if mask.ndim == 1 else mask[i], r.cols)
-            draw = {"seed": s.seed, "key": s.key, "step": s.first_step + s.length - s.prompt}
-            state = (s.state()[0], s.state()[1]) if s.plan.stateful else None
-            bias, added = {}, []
-            if s.plan.plain:
-                z = scale(logits, 1.0)
-                if s.plan.edits is not None:
-                    row.x, row.dtype, row.cols = <char *>r.ptr + i * r.stride, r.dtype, r.cols
-                    row.text, row.prompt, row.length = s.text, s.prompt, s.length
-                    if edit_by_text(&self.touched, s.plan.edits.step, s.plan.edits.count, &row) < 0:
-                        raise MemoryError("no memory for edits")
-                    if self.touched.forced:
-                        touched_write(&self.touched, <float *>cnp.PyArray_DATA(z), r.cols)
-                    else:
-                        changed, minus, plus = self.lists()
-                        bias, added = dict(zip(changed, minus)), list(zip(changed, plus))
-            else:
-                z = self.written(s, logits, r, allowed, guides[i])
-            token, _, _, after = reference.chain(z, s.plan.program, state=state, bias=bias, added=added, mask=allowed,
-                                                 **draw)
-            tokens[i], states[i] = token, after
-        return tokens, states
+    # Room for so many rows, and so many edited logits.
+    cdef int reserve(self, int64_t rows, int64_t ids) except -1:
+        if rows >= self.rows_room:
+            self.rows_room = 0
+            grow(<void **>&self.params, 2 * rows + 1, sizeof(sample_params))
+            grow(<void **>&self.rows, 2 * rows + 1, sizeof(chain_row))
+            grow(<void **>&self.offsets, 2 * rows + 2, sizeof(int64_t))
+            grow(<void **>&self.state_, (2 * rows + 1) * STATE, sizeof(double))
+            self.rows_room = 2 * rows + 1
+        if ids > self.ids_room:
+            self.ids_room = 0
+            grow(<void **>&self.ids_, 2 * ids, sizeof(int64_t))
+            grow(<void **>&self.minus, 2 * ids, sizeof(float))
+            grow(<void **>&self.plus, 2 * ids, sizeof(float))
+            self.ids_room = 2 * ids
+        return 0
 
-    cdef tuple lists(self):
-        n = self.touched.count
-        ids, minus, plus = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
-        n = touched_lists(&self.touched, <int64_t *>cnp.PyArray_DATA(ids), <float *>cnp.PyArray_DATA(minus),
-                          <float *>cnp.PyArray_DATA(plus))
-        return ids[:n].tolist(), minus[:n].tolist(), plus[:n].tolist()
+    # Tokens of all rows, -1 where a row is invalid; the states that follow are in self.state_.
+    cdef cnp.ndarray drawn(self, list order, object owner, rows_t *r, cnp.ndarray mask, list guides):
+        cdef _Sequence s
+        cdef int64_t i, first = 0, ids = 0
+        cdef cnp.npy_intp count = r.rows
+        cdef cnp.ndarray tokens = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
+        cdef chain_args a
+        self.reserve(r.rows, 0)
+        self.offsets[0] = self.step_count = 0
+        whole_rows = {}
+        for i in range(r.rows):
+            s = order[i]
+            self.fill_row(i, s)
+            if s.plan.plain:
+                ids += self.fill_edits(s, r, i, ids, whole_rows)
+            else:
+                whole_rows[i] = self.written(s, owner[:r.cols] if r.single else owner[i, :r.cols], r,
+                                             mask_of(mask, i), guides[i])
+            self.offsets[i + 1] = ids
+        memset(&a, 0, sizeof(a))
+        a.cols, a.dtype, a.x_stride, a.force_exact = r.cols, r.dtype, r.stride, force_exact()
+        if mask is not None:
+            fill_mask(&a, mask)
+        for i in sorted(whole_rows):
+            self.run(&a, tokens, r.ptr, first, i)
+            first = i + 1
+        self.run(&a, tokens, r.ptr, first, r.rows)
+        a.dtype, a.x_stride = DTYPE_F32, 0
+        for i, row in whole_rows.items():
+            self.run(&a, tokens, cnp.PyArray_DATA(<cnp.ndarray>row), i, i + 1)
+        return tokens
+
+    # Seed, key and step, the steps and the state of a row.
+    cdef int fill_row(self, int64_t i, _Sequence s) except -1:
+        cdef sample_params *p = &self.params[i]
+        cdef chain_row *row = &self.rows[i]
+        memset(p, 0, sizeof(sample_params))
+        p.repetition_penalty, p.seed, p.key = 1.0, s.seed, s.key
+        p.step = s.first_step + s.length - s.prompt
+        memset(row, 0, sizeof(chain_row))
+        row.steps, row.first_step = s.plan.lines, self.step_count
+        if i and s.plan is self.last_plan:
+            row.first_step = self.rows[i - 1].first_step
+        else:
+            if self.step_count + row.steps > self.step_room:
+                self.step_room = 0
+                grow(<void **>&self.steps_, 2 * (self.step_count + row.steps), sizeof(chain_step))
+                self.step_room = 2 * (self.step_count + row.steps)
+            memcpy(&self.steps_[self.step_count], s.plan.codes, row.steps * sizeof(chain_step))
+            self.step_count += row.steps
+            self.last_plan = s.plan
+        if s.plan.stateful:
+            memcpy(&self.state_[STATE * i], s.state(), STATE * sizeof(double))
+        else:
+            memset(&self.state_[STATE * i], 0, STATE * sizeof(double))
+        return 0
+
+    # What the edits of a plain plan make of row i: how many logits were added to the lists behind the first `at`.
+    cdef int64_t fill_edits(self, _Sequence s, rows_t *r, int64_t i, int64_t at, dict whole_rows) except -1:
+        cdef edit_row row
+        cdef cnp.npy_intp cols = r.cols
+        if s.plan.edits is None:
+            return 0
+        row.x, row.dtype, row.cols = <char *>r.ptr + i * r.stride, r.dtype, r.cols
+        row.text, row.prompt, row.length = s.text, s.prompt, s.length
+        if edit_by_text(&self.touched, s.plan.edits.step, s.plan.edits.count, &row) < 0:
+            raise MemoryError("no memory for edits")
+        if self.touched.forced:
+            z = cnp.PyArray_EMPTY(1, &cols, cnp.NPY_FLOAT32, 0)
+            touched_write(&self.touched, <float *>cnp.PyArray_DATA(z), r.cols)
+            whole_rows[i] = z
+            return 0
+        self.reserve(0, at + self.touched.count)
+        return touched_lists(&self.touched, self.ids_ + at, self.minus + at, self.plus + at)
+
+    # Rows first .. end - 1 of what was filled in, the first of them at x's row `first`.
+    cdef int run(self, chain_args *a, cnp.ndarray tokens, void *x, int64_t first, int64_t end) except -1:
+        cdef chain_args b = a[0]
+        cdef int64_t rows = end - first, width = b.cols * (4 if b.dtype == DTYPE_F32 else 2)
+        if rows <= 0:
+            return 0
+        b.rows = rows
+        b.x.ptr, b.x.bytes = <char *>x + first * b.x_stride, (rows - 1) * abs(b.x_stride) + width
+        b.params.ptr, b.params.bytes = self.params + first, rows * sizeof(sample_params)
+        b.chain_rows.ptr, b.chain_rows.bytes = self.rows + first, rows * sizeof(chain_row)
+        b.steps.ptr, b.steps.bytes = self.steps_, self.step_count * sizeof(chain_step)
+        b.state.ptr, b.state.bytes = self.state_ + STATE * first, rows * STATE * sizeof(double)
+        b.tokens.ptr = <int64_t *>cnp.PyArray_DATA(tokens) + first
+        b.tokens.bytes = rows * sizeof(int64_t)
+        if b.mask_kind != MASK_NONE:
+            b.mask.ptr = <char *>b.mask.ptr + first * b.mask_stride
+            b.mask.bytes -= first * b.mask_stride
+        if self.offsets[end] > self.offsets[first]:
+            b.bias_ids.ptr, b.bias_ids.bytes = self.ids_, self.offsets[end] * sizeof(int64_t)
+            b.bias_values.ptr, b.bias_values.bytes = self.minus, self.offsets[end] * sizeof(float)
+            b.bias_offsets.ptr, b.bias_offsets.bytes = self.offsets + first, (rows + 1) * sizeof(int64_t)
+            b.added_ids, b.added_offsets = b.bias_ids, b.bias_offsets
+            b.added_values.ptr, b.added_values.bytes = self.plus, b.bias_values.bytes
+        return run(OP_chain, &b, b.cols, 3 * b.cols + 20000)
 
     # The row of a plan that is not plain, up to its last program.
-    cdef object written(self, _Sequence s, object logits, rows_t *r, object allowed, object guide):
+    cdef object written(self, _Sequence s, object logits, rows_t *r, object mask, object guide):
         cdef edit_row row
         cdef cnp.ndarray z = scale(logits, 1.0)
         for group in s.plan.before:
             if isinstance(group, _Edits):
-                row.x, row.dtype, row.cols = cnp.PyArray_DATA(z), 0, r.cols
+                row.x, row.dtype, row.cols = cnp.PyArray_DATA(z), DTYPE_F32, r.cols
                 row.text, row.prompt, row.length = s.text, s.prompt, s.length
                 if edit_by_text(&self.touched, (<_Edits>group).step, (<_Edits>group).count, &row) < 0:
                     raise MemoryError("no memory for edits")
                 touched_write(&self.touched, <float *>cnp.PyArray_DATA(z), r.cols)
             elif isinstance(group, Program):
-                token, kept, logprobs, _ = reference.chain(z, group, mask=allowed, seed=s.seed, key=s.key,
-                                                           step=s.first_step + s.length - s.prompt)
+                token, left = run_chain(z, group, mask=mask, seed=s.seed, keys=[s.key],
+                                        step=s.first_step + s.length - s.prompt, return_support=True, on_invalid="mark")
                 z = np.full(r.cols, -np.inf, np.float32)
                 if token < 0:
                     return z
-                z[kept] = logprobs
+                z[left.ids] = left.logprobs
             else:
                 z = _whole.applied(group, z, copied(s.text, s.length), guide)
         return z
 
-    cdef int record(self, list order, cnp.ndarray tokens, cnp.ndarray states) except -1:
+    cdef void record(self, list order, const int64_t *tokens) noexcept:
         cdef _Sequence s
-        cdef int64_t i
-        cdef const int64_t *token = <const int64_t *>cnp.PyArray_DATA(tokens)
-        cdef const double *state = <const double *>cnp.PyArray_DATA(states)
-        for i, s in enumerate(order):
-            if token[i] >= 0:
-                s.append(token[i], state + STATE * i)
-        return 0
+        cdef int64_t i = 0
+        for s in order:
+            if tokens[i] >= 0:
+                s.append(tokens[i], &self.state_[STATE * i])
+            i += 1
 
     # ---- saved ----
 
@@ -758,7 +873,21 @@ cdef object entropy():
     return int.from_bytes(os.urandom(8), "little")
 
 
-cdef object allowed_of(cnp.ndarray mask, int64_t cols):
-    if mask.dtype == np.bool_:
-        return mask
-    return np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
+cdef object mask_of(cnp.ndarray mask, int64_t row):
+    return mask[row] if mask is not None and cnp.PyArray_NDIM(mask) == 2 else mask
+
+
+cdef void fill_mask(chain_args *a, cnp.ndarray mask) noexcept:
+    cdef bint is_bool = cnp.PyArray_TYPE(mask) == cnp.NPY_BOOL
+    cdef int axes = cnp.PyArray_NDIM(mask)
+    a.mask, a.mask_kind = whole(mask), MASK_BOOL if is_bool else MASK_BITS
+    a.mask_width = cnp.PyArray_DIM(mask, axes - 1) * (1 if is_bool else 32)
+    a.mask_stride = cnp.PyArray_STRIDE(mask, 0) if axes == 2 else 0
+
+
+cdef int grow(void **memory, int64_t count, size_t size) except -1:
+    cdef void *more = realloc(memory[0], count * size)
+    if more == NULL:
+        raise MemoryError(f"no memory for {count} of a call")
+    memory[0] = more
+    return 0
