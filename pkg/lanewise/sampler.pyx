@@ -175,12 +175,29 @@ cdef class _Sequence:
     cdef double *state(self) noexcept:
         return &self.states[STATE * (self.length - self.prompt)]
 
-    # There is room. Without a state it stays what it was.
+    # The ids of an array, copied to where there is room for them, and checked there.
+    cdef int extend(self, cnp.ndarray ids, str name, int64_t most, bint output) except -1:
+        cdef int64_t count = cnp.PyArray_DIM(ids, 0), largest = self.largest, i
+        cdef int64_t *to = self.text + self.length
+        cdef uint64_t furthest = 0  # as unsigned: what is below 0 is far away
+        memcpy(to, cnp.PyArray_DATA(ids), count * sizeof(int64_t))
+        for i in range(count):
+            furthest = max(furthest, <uint64_t>to[i])
+        if count and furthest > <uint64_t>most:
+            for i in range(count):
+                if not 0 <= to[i] <= most:
+                    raise ValueError(f"{name}[{i}] is {to[i]}, not an id in 0..{most}")
+        if self.plan.stateful and output:
+            for i in range(count):
+                memcpy(self.state() + STATE * (i + 1), self.state(), STATE * sizeof(double))
+        self.length += count
+        self.largest = max(largest, <int64_t>furthest if count else -1)
+        return 0
+
+    # There is room.
     cdef void append(self, int64_t token, const double *state) noexcept:
-        cdef double *last
         if self.plan.stateful:
-            last = self.state()
-            memcpy(last + STATE, <const double *>last if state == NULL else state, STATE * sizeof(double))
+            memcpy(self.state() + STATE, state, STATE * sizeof(double))
         self.text[self.length] = token
         self.length += 1
         self.largest = max(self.largest, token)
@@ -191,27 +208,22 @@ cdef class _Sequence:
             self.largest = max(self.largest, self.text[i])
 
 
-# A copy of ids in 0 .. most.
+# Ids as int64, adjacent, one axis; the user's own array where it is that.
 cdef cnp.ndarray ids_of(object ids, str name, int64_t most):
-    cdef cnp.ndarray array
-    cdef int64_t i
-    cdef const int64_t *at
-    if type(ids) is not np.ndarray:
-        ids = np.asarray(ids if len(ids) else (), dtype=None if len(ids) else np.int64) \
-            if isinstance(ids, (list, tuple)) else as_array(ids, name)
+    if type(ids) is np.ndarray and cnp.PyArray_TYPE(<cnp.ndarray>ids) == cnp.NPY_INT64 and \
+            cnp.PyArray_NDIM(<cnp.ndarray>ids) == 1 and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>ids):
+        return ids
+    if isinstance(ids, (list, tuple)):
+        ids = np.array(ids) if len(ids) else np.empty(0, np.int64)
+    ids = as_array(ids, name)
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(f"{name} must be integers, got {ids.dtype}")
-    if ids.dtype.kind == "u" and ids.size and ids.max() > most:
-        i = int(np.argmax(ids > most))
-        raise ValueError(f"{name}[{i}] is {ids[i]}, not an id in 0..{most}")
-    array = cnp.PyArray_Cast(<cnp.ndarray>ids, cnp.NPY_INT64)
-    at = <const int64_t *>cnp.PyArray_DATA(array)
-    for i in range(cnp.PyArray_DIM(array, 0)):
-        if not 0 <= at[i] <= most:
-            raise ValueError(f"{name}[{i}] is {at[i]}, not an id in 0..{most}")
-    return array
+    if ids.dtype.kind == "u" and ids.size and ids.max() > most:  # before any of them wraps
+        at = int(np.argmax(ids > most))
+        raise ValueError(f"{name}[{at}] is {ids[at]}, not an id in 0..{most}")
+    return np.require(ids, np.int64, ["C", "A"])
 
 
 cdef object copied(const int64_t *ids, int64_t count):
@@ -363,17 +375,12 @@ cdef class Sampler:
         new.seed = self.seed if seed is None else integer(seed, "seed", 0, UINT64_MAX)
         new.key = (self.serial if seed is None else 0) if key is None else integer(key, "key", 0, UINT64_MAX)
         new.first_step = integer(step, "step", 0, UINT32_MAX)
-        new.length = new.prompt = cnp.PyArray_DIM(prompt, 0)
-        new.length = 0
-        new.prompt = 0
-        new.reserve(cnp.PyArray_DIM(prompt, 0) + cnp.PyArray_DIM(output, 0))
-        memcpy(new.text, cnp.PyArray_DATA(prompt), cnp.PyArray_NBYTES(prompt))
-        new.length = new.prompt = cnp.PyArray_DIM(prompt, 0)
-        new.find_largest()
+        new.reserve(cnp.PyArray_DIM(prompt, 0) + cnp.PyArray_DIM(output, 0) + 1)
+        new.extend(prompt, "prompt_ids", most, False)
+        new.prompt = new.length
         if new.plan.stateful:
             new.states[0], new.states[1] = new.plan.program.state
-        for i in range(cnp.PyArray_DIM(output, 0)):
-            new.append((<int64_t *>cnp.PyArray_DATA(output))[i], NULL)
+        new.extend(output, "output_ids", most, True)
         return new
 
     def add(self, id, prompt_ids=(), *, output_ids=(), steps=None, params=None, seed=None, key=None, step=0, index=None):
@@ -435,14 +442,18 @@ cdef class Sampler:
         """Puts out a token, or some, that were chosen elsewhere. What steps learn from draws stays as it is."""
         cdef _Sequence s
         cdef cnp.ndarray array
-        cdef int64_t most = MOST_IDS if self.vocab_size is None else <int64_t>self.vocab_size - 1
+        cdef int64_t one, most = MOST_IDS if self.vocab_size is None else <int64_t>self.vocab_size - 1
         self.enter()
         try:
             s = self.known(id)
-            array = ids_of((tokens,) if isinstance(tokens, (int, np.integer)) else tokens, "tokens", most)
-            s.reserve(cnp.PyArray_DIM(array, 0))
-            for i in range(cnp.PyArray_DIM(array, 0)):
-                s.append((<int64_t *>cnp.PyArray_DATA(array))[i], NULL)
+            if isinstance(tokens, (int, np.integer)):
+                one = integer(tokens, "tokens", 0, most)
+                s.reserve(1)
+                s.append(one, s.state() if s.plan.stateful else NULL)
+            else:
+                array = ids_of(tokens, "tokens", most)
+                s.reserve(cnp.PyArray_DIM(array, 0))
+                s.extend(array, "tokens", most, True)
         finally:
             self.leave()
 
