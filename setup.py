@@ -23,7 +23,7 @@ if not os.environ.get("LANEWISE_DEBUG"):
 
 
 # What belongs to one module alone; every other C file is linked into _ops.
-OWN = {"pool": ["csrc/pool.c", "csrc/prefix.c"]}
+OWN = {"pool": ["csrc/pool.c", "csrc/prefix.c"], "sampler": ["csrc/history.c"]}
 
 
 def sources_of(name):

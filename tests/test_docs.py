@@ -22,7 +22,18 @@ pytestmark = pytest.mark.native
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPILED = (*sorted(page.stem for page in (ROOT / "pkg/lanewise").glob("*.pyx")),)
-PYTHON = ("attention_steps", "beams", "errors", "kvcache", "params", "reference", "sequence", "state", "_dispatch")
+PYTHON = (
+    "attention_steps",
+    "beams",
+    "errors",
+    "kvcache",
+    "params",
+    "reference",
+    "sequence",
+    "state",
+    "steps",
+    "_dispatch",
+)
 OPERATIONS = [name for name, group in lanewise._ops.GROUPS.items() if group in ("sampling", "decoding")]
 MOVES = [name for name in lanewise.__all__ if name.endswith("_blocks")]
 

@@ -230,6 +230,18 @@ def a_nan_row_is_an_error_and_touches_no_other() -> None:
     assert lanewise.sample(rows, seed=1, step=0, on_invalid="mark").tolist() == [alone[0], -1, alone[1]]
 
 
+@fault("SA25")
+def noise_of_zero_lets_nothing_impossible_win() -> None:
+    probs, noise = f32(0.9, 0.1, 0, 0), f32(1, 1, 0, 0.5)
+    assert lanewise.sample_from_probs(probs, noise=noise) == 0
+    assert lanewise.sample_from_probs(f32(0.9, 0.1, 0, 0), noise=f32(1, 0, 0, 0)) == 1
+    assert lanewise.sample_from_probs(f32(0.1, 0.9, 0, 0), noise=f32(0, 0, 0, 0)) == 1
+    assert lanewise.sample_from_probs(f32(0, 1e-45, 0), noise=f32(INF, INF, INF)) == 1
+    rng = np.random.default_rng(0)
+    drawn = lanewise.sample_from_probs(np.tile(probs, (4000, 1)), noise=rng.exponential(size=(4000, 4)))
+    assert chi_square(np.bincount(drawn, minlength=4), probs) > 1e-3
+
+
 @fault("SA26")
 def noise_never_lifts_what_is_forbidden() -> None:
     row = np.broadcast_to(f32(0, -INF), (1000, 2))
@@ -259,6 +271,16 @@ def a_rows_seed_is_its_own() -> None:
 def min_p_of_one_row_leaves_others_alone() -> None:
     rows = np.stack([f32(-INF, 0, -INF), f32(0, 1, 2)])
     assert lanewise.sample(rows, min_p=[0, 0.5], u=0.0)[0] == 1
+
+
+@fault("SA31")
+def mirostat_is_one_rows_affair() -> None:
+    rows = np.random.default_rng(0).standard_normal((2, 500)).astype(np.float32)
+    sampler = lanewise.Sampler([lanewise.steps.Mirostat()], seed=1)
+    sampler.add("mirostat")
+    sampler.add("greedy", steps=[lanewise.steps.TopK(1), lanewise.steps.Temperature(1.5)])
+    assert {int(sampler(rows)[1]) for _ in range(20)} == {int(rows[1].argmax())}
+    assert sampler.state("mirostat") != (10.0, 0.0) and sampler.state("greedy") is None
 
 
 @fault("SA33")
@@ -607,6 +629,21 @@ def empty_batches() -> None:
         for op in (*MAPS, *FILTERS, lanewise.argmax, lanewise.sample, lambda x: lanewise.top_k(x, 1), scored_first):
             with pytest.raises(ValueError, match="at least one column"):
                 op(np.zeros(shape, np.float32))
+
+
+@fault("AP04")
+def removing_a_row_takes_its_options_along() -> None:
+    row = f32(0, 0, 0, 5, 0)
+    sampler = lanewise.Sampler([lanewise.steps.Temperature(2.0)], seed=3)
+    sampler.add("A")
+    sampler.add("B", steps=[lanewise.steps.Suppress([3]), lanewise.steps.Temperature(2.0)])
+    sampler(np.stack([row, row]))
+    sampler.remove("A")
+    tokens = [sampler(row[None])[0] for _ in range(1000)]
+    assert 3 not in tokens and set(tokens) == {0, 1, 2, 4}
+    sampler.add("C")
+    pairs = np.array([sampler(np.stack([row, row])) for _ in range(100)])
+    assert 3 not in pairs[:, 0] and 3 in pairs[:, 1]
 
 
 @fault("AP05")
@@ -1153,9 +1190,6 @@ def causal_mask_is_aligned_bottom_right() -> None:
 
 
 LATER = {
-    "given noise for a draw comes with the Sampler": ["SA25"],
-    "mirostat comes with the Sampler": ["SA31"],
-    "state of rows comes with the Sampler": ["AP04"],
     "no wheel for 32-bit Arm is offered": ["PA03"],
     "needs a second NumPy: make test-pythons covers the range": ["PA01"],
 }

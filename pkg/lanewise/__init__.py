@@ -1,5 +1,6 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
+from . import steps
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
@@ -33,6 +34,7 @@ from .moves import (
 from .offload import HostOffload, Transfer
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
+from .sampler import Sampler
 from .sampling import Support, argmax, sample, top_k
 from .saving import Saving
 from .scoring import Logprobs, logprobs
@@ -59,6 +61,7 @@ __all__ = [
     "PagedKVCache",
     "PrefixCache",
     "SampleState",
+    "Sampler",
     "SamplingParams",
     "Saving",
     "Sequence",
@@ -98,6 +101,7 @@ __all__ = [
     "set_num_threads",
     "set_stream_threshold",
     "softmax",
+    "steps",
     "swap_blocks",
     "top_k",
     "top_k_mask",

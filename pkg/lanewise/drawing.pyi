@@ -90,6 +90,7 @@ def sample_from_probs(
     keys: Ints | None = None,
     rng: Stream | None = None,
     u: Floats | None = None,
+    noise: Array | None = None,
     on_invalid: OnInvalid = "raise",
     out: NDArray[np.int64] | None = None,
 ) -> Tokens: ...
@@ -103,6 +104,7 @@ def sample_from_probs(
     keys: Ints | None = None,
     rng: Stream | None = None,
     u: None = None,
+    noise: None = None,
     on_invalid: OnInvalid = "raise",
     out: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]: ...

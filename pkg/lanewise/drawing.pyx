@@ -8,10 +8,11 @@ from libc.string cimport memset
 import numpy as np
 
 from lanewise._arguments cimport check_on_invalid, fill_integers, integer, is_scalar, number, ties_of_steps
-from lanewise._arrays cimport check_out, is_direct, logits_rows, rows_span, rows_t, whole
+from lanewise._arrays cimport as_array, check_out, is_direct, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
 from lanewise.errors import REASON, InvalidLogitsError
+from lanewise.values import scale
 
 cnp.import_array()
 
@@ -156,12 +157,13 @@ def verify(logits, params=None, *, token, temperature=1.0, top_k=0, top_p=1.0, m
     return delivered(margins, out, &r, on_invalid, REASON)
 
 
-def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=None, u=None, on_invalid="raise",
-                      out=None):
+def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=None, u=None, noise=None,
+                      on_invalid="raise", out=None):
     """One id a row from probabilities, which need not sum to 1: an int for (V,), int64 (B,) for (B, V).
 
     With n, that many different ids, drawn without replacement, -1 behind them where fewer are above 0: int64 (n,) or
     (B, n). An id of probability 0 is never drawn. seed, step, keys, rng and u as in sample; u draws one id.
+    noise: exponentials of your own, (V,) or as probs; the largest p / noise wins, what is below 2^-126 counting as that.
     A row with a NaN, a negative or +inf, or with nothing above 0, is InvalidLogitsError, or -1 with on_invalid="mark".
     Raises ValueError, TypeError.
 
@@ -174,6 +176,10 @@ def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=Non
     if u is not None and n is not None:
         raise ValueError("u draws one id; give one of n and u")
     owner = rows_of(probs, &r, "probs", None)
+    if noise is not None:
+        if not (n is None and seed is None and step is None and keys is None and rng is None and u is None):
+            raise ValueError("noise draws one id by itself; give it without n, seed, step, keys, rng and u")
+        return delivered(race(owner, &r, noise), out, &r, on_invalid, PROBS_REASON)
     params = params_of(&r, &a.params)
     a.x, a.rows, a.first_row, a.cols, a.dtype, a.x_stride = rows_span(&r), r.rows, 0, r.cols, r.dtype, r.stride
     a.n, a.has_u = 1 if n is None else integer(n, "n", 1, r.cols), u is not None
@@ -181,6 +187,27 @@ def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=Non
     a.ids = whole(ids)
     draw(OP_sample_from_probs, &a, a.params.ptr, &r, 0, seed, step, keys, u, rng)
     return delivered(ids, out, &r, on_invalid, PROBS_REASON)
+
+
+# The winners of p / noise; -1 for rows that are no probabilities. In float64 nothing above 0 becomes 0.
+cdef cnp.ndarray race(object owner, rows_t *r, object noise):
+    times = as_array(noise, "noise")
+    if times.dtype.kind != "f":
+        raise TypeError(f"noise must be floats, got {times.dtype}")
+    if times.shape not in ((r.cols,), owner.shape):
+        raise ValueError(f"noise must have shape {(r.cols,)} or {owner.shape}, got {times.shape}")
+    if not (times >= 0).all():
+        at = tuple(int(i) for i in np.argwhere(~(times >= 0))[0])
+        raise ValueError(f"noise{list(at)} is {times[at]}; it must be at least 0")
+    ids = np.empty(() if r.single else r.rows, np.int64)
+    for i in range(r.rows):
+        p = scale(owner if r.single else owner[i], 1.0).astype(np.float64)
+        if not ((p >= 0).all() and 0 < p.max() < np.inf):
+            ids[() if r.single else i] = -1
+            continue
+        speeds = p / np.maximum((times if times.ndim == 1 else times[i]).astype(np.float64), 2.0 ** -126)
+        ids[() if r.single else i] = np.where(p > 0, speeds, -1.0).argmax()
+    return ids
 
 
 def draw_tile(tile, first_id, *, temperature, seed, step, key=0):

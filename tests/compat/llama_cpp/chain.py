@@ -30,7 +30,8 @@ class Chain:
         data = candidates.ctypes.data_as(llama_cpp.llama_token_data_p)
         array = llama_cpp.llama_token_data_array(data, len(row), -1, False)
         llama_cpp.llama_sampler_apply(self.chain, ctypes.byref(array))
-        return candidates[: array.size], array.selected
+        first = (ctypes.addressof(array.data.contents) - candidates.ctypes.data) // candidates.itemsize
+        return candidates[first : first + array.size], array.selected  # xtc moves the beginning
 
     def __del__(self) -> None:
         llama_cpp.llama_sampler_free(self.chain)
