@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 import lanewise
 from lanewise import reference
 
-from cases import Alloc, Case, Results
+from cases import ANY, EPS, Alloc, Case, Results, rows
 
 KV_HEADS = 2
 DIMS = (16, 48, 5, 32, 16, 80, 128)
@@ -132,9 +133,9 @@ def attend_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
         k, v = (f[..., :1] * (one - f[..., 1:]) for one, f in zip((k, v), a["scales"].astype(np.float64), strict=True))
     for b, length in enumerate(a["lengths"]):
         own = slice(a["starts"][b], a["starts"][b + 1])
-        rows = [one[a["table"][b]].transpose(0, 2, 1, 3).reshape(-1, KV_HEADS, x.shape[4])[:length] for one in (k, v)]
+        kept = [one[a["table"][b]].transpose(0, 2, 1, 3).reshape(-1, KV_HEADS, x.shape[4])[:length] for one in (k, v)]
         mask = None if a["mask"] is None else a["mask"][own]
-        out, lse = reference.attention(a["q"][own], *rows, slopes=a["slopes"], sinks=a["sinks"], mask=mask, **a["how"])
+        out, lse = reference.attention(a["q"][own], *kept, slopes=a["slopes"], sinks=a["sinks"], mask=mask, **a["how"])
         outs.append(out)
         sums.append(lse * (np.log2(np.e) if s.get("lse_base") == "2" else 1))
     return {"out": np.concatenate(outs), "lse": np.concatenate(sums)}
@@ -162,6 +163,26 @@ def merge_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
     return {"v": v, "s": lse}
 
 
+def before(x: np.ndarray, s: dict[str, Any]) -> Any:
+    """(m, l) of blocks that came before: smaller maxima, larger ones, none."""
+    if not s["before"]:
+        return None
+    own = [np.random.default_rng(zlib.crc32(row.tobytes())) for row in x.astype(np.float32)]  # alone: the same
+    m = np.float32([-np.inf if rng.random() < 0.3 else 5 * rng.standard_normal() for rng in own])
+    return m, np.float64([rng.uniform(1, 9) for rng in own])
+
+
+def run_stats(x: np.ndarray, s: dict[str, Any], alloc: Alloc) -> Results:
+    out = alloc((len(x),), np.float32), alloc((len(x),), np.float64)
+    m, sums = lanewise.softmax_stats(x, before(x, s), out=out)
+    return {"m": m.view(np.uint32), "l": sums}
+
+
+def stats_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
+    m, sums = reference.softmax_stats(x, before(x, s))
+    return {"m": m.view(np.uint32), "l": sums}
+
+
 def near(x: np.ndarray, s: dict[str, Any], want: np.ndarray) -> np.ndarray:
     return TOLERANCE * (1 + np.abs(want))
 
@@ -169,5 +190,13 @@ def near(x: np.ndarray, s: dict[str, Any], want: np.ndarray) -> np.ndarray:
 ATTENTION = [
     Case("attend", cache, ways, run_attend, attend_reference, near),
     Case("attend_merge", cache_of_several_chunks, in_pieces, run_attend, attend_reference, near, dtypes=("f32",)),
+    Case(
+        "softmax_stats",
+        rows(ANY),
+        lambda n: [{"before": False}, {"before": True}],
+        run_stats,
+        stats_reference,
+        lambda x, s, want: want * EPS * (80 + 4 * np.log(x.shape[1])),  # 64 sums a lane; the mean of |score - m|
+    ),
     Case("merge_states", states, lambda n: [{}, {"lse_base": "2"}], run_merge, merge_reference, near, dtypes=("f32",)),
 ]

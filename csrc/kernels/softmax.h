@@ -1,4 +1,4 @@
-/* softmax, log_softmax, logsumexp: one read of the row in blocks of 4,096, each block against the running maximum.
+/* softmax and its kin: one read of the row in blocks of 4,096, each block against the running maximum.
 
    A block's terms are e = exp((x - ref) / T), ref the largest logit up to and with that block; its sum runs in 64
    float32 lanes, the blocks are joined in float64 (Milakov & Gimelshein 2018, by blocks). softmax stores e and scales
@@ -72,6 +72,18 @@ INLINE struct row_sum sum_row(const void *x, size_t n, int dtype, float inverse,
   return row;
 }
 
+/* The same where no terms are kept: one copy a dtype for all that want sums alone. */
+static struct row_sum sum_alone(const void *x, size_t n, int dtype, float inverse, struct block_sum *blocks) {
+  switch (dtype) {
+  case DTYPE_F32:
+    return sum_row(x, n, DTYPE_F32, inverse, NULL, blocks);
+  case DTYPE_F16:
+    return sum_row(x, n, DTYPE_F16, inverse, NULL, blocks);
+  default:
+    return sum_row(x, n, DTYPE_BF16, inverse, NULL, blocks);
+  }
+}
+
 /* The limit of T to 0: all mass on the first maximum. */
 INLINE void greedy_row(const void *x, float *out, size_t n, int dtype, float chosen, float rest) {
   int has_nan = 0;
@@ -127,7 +139,7 @@ INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype)
       greedy_row(x, out, n, dtype, 0.0f, -INFINITY);
       continue;
     }
-    struct row_sum row = sum_row(x, n, dtype, inverse, NULL, scratch);
+    struct row_sum row = sum_alone(x, n, dtype, inverse, scratch);
     if (row.has_nan || row.max == -INFINITY || row.max == INFINITY) {
       fill(out, n, v_max_across(QUIET_NAN));
       continue;
@@ -143,18 +155,43 @@ INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype)
   }
 }
 
-INLINE void logsumexp_rows(const struct row_args *a, void *scratch, int dtype) {
+static void logsumexp(const struct row_args *a, void *scratch) {
   FOR_ROWS (r, a) {
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     int greedy;
     float inverse = inverse_temperature(a, r, &greedy);
-    struct row_sum row = sum_row(row_of(a->x.ptr, a->x_stride, r), (size_t)a->cols, dtype, inverse, NULL, scratch);
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    struct row_sum row = sum_alone(x, (size_t)a->cols, (int)a->dtype, inverse, scratch);
     if (row.has_nan) {
       *out = v_max_across(QUIET_NAN);
     } else if (row.max == -INFINITY || row.max == INFINITY) {
       *out = row.max;
     } else {
       *out = (float)((double)row.max * (double)inverse + log64_1(row.total));
+    }
+  }
+}
+
+/* A row's maximum and its sum of exp(x - maximum), joined to those of what came before: when the maximum moves, the sum
+   before is scaled down with it (Milakov & Gimelshein). +inf makes the sum NaN, a NaN both. */
+static void softmax_stats(const struct stats_args *a, void *scratch) {
+  FOR_ROWS (r, a) {
+    float *m = (float *)a->m.ptr + r, before = *m;
+    double *sum = (double *)a->sums.ptr + r;
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    struct row_sum row = sum_alone(x, (size_t)a->cols, (int)a->dtype, 1.0f, scratch);
+    if (row.has_nan || before != before) {
+      *m = v_max_across(QUIET_NAN);
+      *sum = (double)NAN;
+      continue;
+    }
+    float top = row.max > before ? row.max : before;
+    *m = top + 0.0f; /* -0 to 0 */
+    if (top == INFINITY || (before > -INFINITY && *sum != *sum)) {
+      *sum = (double)NAN;
+    } else {
+      double kept = before == -INFINITY ? 0.0 : *sum * block_factor(before, top, 1.0f);
+      *sum = kept + (row.max == -INFINITY ? 0.0 : row.total * block_factor(row.max, top, 1.0f));
     }
   }
 }
@@ -178,5 +215,4 @@ INLINE void scale_rows(const struct row_args *a, void *scratch, int dtype) {
 
 static void softmax(const struct row_args *a, void *scratch) { FOR_DTYPE(softmax_rows, a, scratch) }
 static void log_softmax(const struct row_args *a, void *scratch) { FOR_DTYPE(log_softmax_rows, a, scratch) }
-static void logsumexp(const struct row_args *a, void *scratch) { FOR_DTYPE(logsumexp_rows, a, scratch) }
 static void scale(const struct row_args *a, void *scratch) { FOR_DTYPE(scale_rows, a, scratch) }

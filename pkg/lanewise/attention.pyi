@@ -1,6 +1,6 @@
 from typing import Any, final
 
-from lanewise._types import Array, Float, Floats32, Int, KvLayout, LseBase
+from lanewise._types import Array, Float, Floats32, Floats64, Int, KvLayout, LseBase
 
 __test__: dict[str, str]  # added by Cython
 
@@ -101,3 +101,6 @@ def merge_state(
 def merge_states(
     v: Array, s: Array, *, lse_base: LseBase = "e", out: tuple[Floats32, Floats32] | None = None
 ) -> tuple[Floats32, Floats32]: ...
+def softmax_stats(
+    scores: Array, state: tuple[Any, Any] | None = None, *, out: tuple[Floats32, Floats64] | None = None
+) -> Any: ...  # a pair of arrays, or of numbers

@@ -10,7 +10,7 @@ import numpy as np
 
 from lanewise import _threads
 from lanewise._arguments cimport integer, number
-from lanewise._arrays cimport as_array, check_out, is_bfloat16, readable, whole
+from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, readable, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport fill_scales, fill_side
 
@@ -511,3 +511,62 @@ cdef object check_pair(object out, tuple shape):
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out must be a pair of arrays, got {type(out).__name__}")
     return check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]"), check_out(out[1], shape[:-1], cnp.NPY_FLOAT32, "out[1]")
+
+
+# ---- the statistics of a softmax ----
+
+
+# Numbers of rows before, the kernel's to write to.
+cdef cnp.ndarray statistics(object x, str name, tuple shape, object dtype):
+    array = as_array(x, name)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be numbers, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, one a row, got {array.shape}")
+    with np.errstate(over="ignore"):
+        return np.array(array, dtype, order="C")
+
+
+def softmax_stats(scores, state=None, *, out=None):
+    """Online softmax: (m, l), a row's largest score and its sum of exp(score - m), over this block and those before.
+
+    scores: (V,) or (B, V) float32, float16, bfloat16, or float64 cast to float32. state: (m, l) of the blocks before,
+    two numbers or (B,) arrays; where its m is -inf there were none. m is float32, l float64: when the maximum moves, l
+    is scaled down with it. m + log(l) is the row's logsumexp, exp(score - m) / l its softmax.
+    Nothing but -inf: -inf and 0. With a +inf, inf and NaN; with a NaN, both NaN. out: a pair (float32, float64) to write
+    to; may be the state. Raises ValueError, TypeError.
+    Milakov & Gimelshein, arXiv 1805.02867.
+
+    >>> m, l = lanewise.softmax_stats(np.float32([1, 3]), lanewise.softmax_stats(np.float32([5, 5])))
+    >>> print(m, l.round(3))
+    5.0 2.154
+    """
+    cdef stats_args a
+    cdef rows_t r
+    cdef cnp.ndarray m, sums
+    owner = logits_rows(scores, &r, "scores")
+    shape = () if r.single else (r.rows,)
+    if out is not None:
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"out must be a pair of arrays, got {type(out).__name__}")
+        check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]")
+        check_out(out[1], shape, cnp.NPY_FLOAT64, "out[1]")
+    if state is None:
+        m, sums = np.full(shape, -np.inf, np.float32), np.zeros(shape)
+    else:
+        if not isinstance(state, (tuple, list)) or len(state) != 2:
+            raise TypeError(f"state must be a pair (m, l), got {type(state).__name__}")
+        m = statistics(state[0], "state[0]", shape, np.float32)
+        sums = statistics(state[1], "state[1]", shape, np.float64)
+        bad = np.flatnonzero((sums < 0) | (sums == np.inf))
+        if bad.size:
+            row = "" if r.single else f"[{bad[0]}]"
+            raise ValueError(f"state[1]{row} must be a sum of exponentials, 0 or more and below inf, got "
+                             f"{sums.ravel()[bad[0]]}")
+    a.x, a.m, a.sums = rows_span(&r), whole(m), whole(sums)
+    a.rows, a.first_row, a.cols, a.dtype, a.x_stride = r.rows, 0, r.cols, r.dtype, r.stride
+    run(OP_softmax_stats, &a, r.cols, 6 * r.cols + 1000)
+    if out is not None:
+        out[0][...], out[1][...] = m, sums
+        return out
+    return (m[()], sums[()]) if r.single else (m, sums)
