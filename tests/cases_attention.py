@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -65,8 +66,6 @@ def arranged(x: np.ndarray, s: dict[str, Any]) -> dict[str, Any]:
         table[1, : s["shared_prefix"] // tokens] = table[0, : s["shared_prefix"] // tokens]
     keys = half * tokens
     k, v = x
-    if s.get("transposed"):  # the elements of a head are not adjacent
-        k, v = (np.asarray(a.transpose(0, 1, 3, 2), order="C").transpose(0, 1, 3, 2) for a in x)
     scales = None
     if s.get("int8"):
         k, v = (np.round(np.clip(a.astype(np.float32) * 30, -128, 127)).astype(np.int8) for a in x)
@@ -93,8 +92,12 @@ def arranged(x: np.ndarray, s: dict[str, Any]) -> dict[str, Any]:
 
 def run_attend(x: np.ndarray, s: dict[str, Any], alloc: Alloc) -> Results:
     a = arranged(x, s)
-    layout = s.get("layout", "HND")
+    layout: Any = s.get("layout", "HND")
     k, v, scales = a["k"], a["v"], [None, None] if a["scales"] is None else a["scales"]
+    if s.get("transposed"):  # as vLLM's first PagedAttention had it: head_dim in pieces, tokens innermost
+        layout, some = ("NHDTx", "NHDT"), math.gcd(k.shape[3], 8)
+        k = np.ascontiguousarray(k.reshape(*k.shape[:3], -1, some).swapaxes(2, 3))
+        v = np.ascontiguousarray(v.swapaxes(2, 3))
     if layout == "NHD":
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         scales = [None if one is None else one.swapaxes(1, 2) for one in scales]
@@ -117,7 +120,7 @@ def run_attend(x: np.ndarray, s: dict[str, Any], alloc: Alloc) -> Results:
             shared_prefix=s.get("shared_prefix", 0),
             return_lse=True,
             lse_base=s.get("lse_base", "e"),
-            out=alloc((*a["q"].shape[:2], v.shape[-1]), np.float32),
+            out=alloc((*a["q"].shape[:2], a["v"].shape[-1]), np.float32),
             **a["how"],
         )
     finally:

@@ -40,4 +40,4 @@ Images: TypeAlias = Sequence[tuple[Key, int]]  # with positions
 Floats32: TypeAlias = NDArray[np.float32]
 Floats64: TypeAlias = NDArray[np.float64]
 LseBase: TypeAlias = Literal["e", "2"]
-KvLayout: TypeAlias = Literal["NHD", "HND"]
+KvLayout: TypeAlias = str | tuple[str, str]

@@ -28,7 +28,7 @@ class AttentionPlan:
         self,
         q: Array,
         k_cache: Array,
-        v_cache: Array,
+        v_cache: Array | None,
         *,
         layout: KvLayout = "HND",
         scale: Float | None = None,
@@ -46,7 +46,7 @@ class AttentionPlan:
 def decode_attention(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None,
     block_table: Array | None,
     lengths: Array,
     *,
@@ -68,7 +68,7 @@ def decode_attention(
 def extend_attention(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None,
     block_table: Array | None,
     lengths: Array,
     query_start: Array,
