@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle, product
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lanewise
-from lanewise import _ops, layouts, reference
+from lanewise import _dispatch, _ops, layouts, reference
 
 INF = np.inf
 
@@ -116,20 +117,63 @@ def test_bits_do_not_depend_on_how_the_work_is_cut() -> None:
     k_rows, v_rows = (random_rows(rng, lengths, 2, dim) for dim in (64, 48))
     q = rng.standard_normal((3, 2 * group, 64)).astype(np.float32)
     first: tuple[bytes, bytes] | None = None
-    for block_size in (1, 5, 16, 256, 2000):
-        for layout in ("NHD", "HND"):
-            k, table = paged(np.random.default_rng(3), k_rows, block_size, layout)
-            v, _ = paged(np.random.default_rng(3), v_rows, block_size, layout)
-            for threads in (1, 2):
-                lanewise.set_num_threads(threads)
-                out, lse = lanewise.decode_attention(q, k, v, table, lengths, layout=layout, return_lse=True)
-                first = first or (out.tobytes(), lse.tobytes())
-                assert (out.tobytes(), lse.tobytes()) == first, (block_size, layout, threads)
+    isas = cycle(_dispatch.runnable())
+    for threads, layout, block_size in product((1, 2), ("NHD", "HND"), (1, 5, 16, 256, 2000)):
+        k, table = paged(np.random.default_rng(3), k_rows, block_size, layout)
+        v, _ = paged(np.random.default_rng(3), v_rows, block_size, layout)
+        lanewise.set_num_threads(threads)
+        with lanewise.using(next(isas)):  # in turns; all with all in the slow test
+            out, lse = lanewise.decode_attention(q, k, v, table, lengths, layout=layout, return_lse=True)
             alone = [
                 lanewise.decode_attention(q[b : b + 1], k, v, table[b : b + 1], lengths[b : b + 1], layout=layout)
                 for b in range(3)
             ]
-            assert np.concatenate(alone).tobytes() == first[0]
+        first = first or (out.tobytes(), lse.tobytes())
+        assert (out.tobytes(), lse.tobytes()) == first, (block_size, layout, threads)
+        assert np.concatenate(alone).tobytes() == first[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8], ids=lambda x: x.__name__)
+@pytest.mark.parametrize(("group", "dim"), [(1, 40), (3, 64), (4, 128), (7, 80)])
+def test_not_a_bit_differs_over_isa_threads_blocks_and_batch(group: int, dim: int, dtype: Any) -> None:
+    rng = np.random.default_rng([group, dim])
+    lengths, counts = [600, 1, 0, 257, 1300], [9, 1, 2, 1, 3]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    rows = [random_rows(rng, lengths, 2, width) for width in (dim, 56)]
+    rows = [[(30 * row).round().clip(-128, 127) if dtype == np.int8 else row for row in some] for some in rows]
+    scales = [[rng.uniform(0.01, 0.03, (n, 2, 2)).astype(np.float32) for n in lengths] for _ in range(2)]
+    q = rng.standard_normal((starts[-1], 2 * group, dim)).astype(np.float32)
+    first: tuple[bytes, ...] | None = None
+    for block_size, layout in product((1, 3, 16, 64, 256, 1300), ("NHD", "HND")):
+        names = "k_cache", "v_cache", "k_scales", "v_scales"
+        cut = [paged(np.random.default_rng(3), some, block_size, layout) for some in (*rows, *scales)]
+        table = cut[0][1]
+        caches: dict[str, Any] = {name: x for name, (x, _) in zip(names, cut, strict=True)}
+        for name in names[:2]:
+            caches[name] = np.nan_to_num(caches[name]).astype(dtype)
+        if dtype != np.int8:
+            del caches["k_scales"], caches["v_scales"]
+        for isa, threads in product(_dispatch.runnable(), (1, 2, 5)):
+            lanewise.set_num_threads(threads)
+            with lanewise.using(isa):
+                how = {"layout": layout, "return_lse": True, **caches}
+                together = lanewise.extend_attention(q, **how, block_table=table, lengths=lengths, query_start=starts)
+                alone = [
+                    lanewise.extend_attention(
+                        q[starts[b] : starts[b + 1]],
+                        **how,
+                        block_table=table[b : b + 1],
+                        lengths=lengths[b : b + 1],
+                        query_start=[0, counts[b]],
+                    )
+                    for b in range(len(lengths))
+                ]
+            got = tuple(part.tobytes() for part in together)
+            first = first or got
+            assert got == first, (block_size, layout, isa, threads)
+            assert tuple(np.concatenate(parts).tobytes() for parts in zip(*alone, strict=True)) == first
 
 
 def lying(layout: Any, sizes: dict[str, int], dtype: Any) -> Any:
