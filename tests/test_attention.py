@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, product
 from typing import Any
 
@@ -278,14 +279,14 @@ def test_a_shared_prefix_is_read_once_and_changes_no_bit(prefix: int) -> None:
     assert [a.tobytes() for a in cascade] == [a.tobytes() for a in plain]
 
 
-def test_a_plan_serves_every_layer() -> None:
+def test_a_plan_serves_every_layer_and_thread() -> None:
     rng = np.random.default_rng(6)
     plan = lanewise.AttentionPlan([[0, 2]], [30], num_heads=4, num_kv_heads=2, block_size=16)
-    for _ in range(3):
-        k, v = rng.standard_normal((2, 3, 2, 16, 32)).astype(np.float32)
-        q = rng.standard_normal((1, 4, 32)).astype(np.float32)
-        want = lanewise.decode_attention(q, k, v, [[0, 2]], [30])
-        assert plan.run(q, k, v).tobytes() == want.tobytes()
+    layers = [(rng.standard_normal((1, 4, 32)), *rng.standard_normal((2, 3, 2, 16, 32)).astype("f")) for _ in range(9)]
+    want = [lanewise.decode_attention(q, k, v, [[0, 2]], [30]).tobytes() for q, k, v in layers]
+    with ThreadPoolExecutor(3) as pool:
+        got = [out.tobytes() for out in pool.map(lambda layer: plan.run(*layer), layers)]
+    assert got == want
 
 
 def test_a_plan_keeps_what_was_checked() -> None:
