@@ -299,6 +299,13 @@ struct merge_args {
   double lse_unit; /* as in attend_args */
 };
 
+/* Rows of scores, whose maxima and sums of exponentials are joined to those that are there: -inf and 0 for none. */
+struct stats_args {
+  struct span x, m, sums; /* float32[rows], float64[rows] */
+  int64_t rows, first_row, cols, dtype;
+  int64_t x_stride;
+};
+
 /* Rows of keys or values: item i moves the row of each layer and head from slot sources[i] to slot targets[i]; without
    slots, from or to slot i; what has one below 0 is skipped. A slot is block * tokens of a block + token. Pair p of the
    first `rotary` elements is turned by cos and sin [positions[i]][p]: elements p and p + rotary / 2, or neighbours. */

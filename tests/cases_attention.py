@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 import lanewise
 from lanewise import reference
 
-from cases import Alloc, Case, Results
+from cases import ANY, EPS, Alloc, Case, Results, rows
 
 KV_HEADS = 2
 DIMS = (16, 48, 5, 32, 16, 80, 128)
@@ -64,8 +66,6 @@ def arranged(x: np.ndarray, s: dict[str, Any]) -> dict[str, Any]:
         table[1, : s["shared_prefix"] // tokens] = table[0, : s["shared_prefix"] // tokens]
     keys = half * tokens
     k, v = x
-    if s.get("transposed"):  # the elements of a head are not adjacent
-        k, v = (np.asarray(a.transpose(0, 1, 3, 2), order="C").transpose(0, 1, 3, 2) for a in x)
     scales = None
     if s.get("int8"):
         k, v = (np.round(np.clip(a.astype(np.float32) * 30, -128, 127)).astype(np.int8) for a in x)
@@ -92,8 +92,12 @@ def arranged(x: np.ndarray, s: dict[str, Any]) -> dict[str, Any]:
 
 def run_attend(x: np.ndarray, s: dict[str, Any], alloc: Alloc) -> Results:
     a = arranged(x, s)
-    layout = s.get("layout", "HND")
+    layout: Any = s.get("layout", "HND")
     k, v, scales = a["k"], a["v"], [None, None] if a["scales"] is None else a["scales"]
+    if s.get("transposed"):  # as vLLM's first PagedAttention had it: head_dim in pieces, tokens innermost
+        layout, some = ("NHDTx", "NHDT"), math.gcd(k.shape[3], 8)
+        k = np.ascontiguousarray(k.reshape(*k.shape[:3], -1, some).swapaxes(2, 3))
+        v = np.ascontiguousarray(v.swapaxes(2, 3))
     if layout == "NHD":
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         scales = [None if one is None else one.swapaxes(1, 2) for one in scales]
@@ -116,7 +120,7 @@ def run_attend(x: np.ndarray, s: dict[str, Any], alloc: Alloc) -> Results:
             shared_prefix=s.get("shared_prefix", 0),
             return_lse=True,
             lse_base=s.get("lse_base", "e"),
-            out=alloc((*a["q"].shape[:2], v.shape[-1]), np.float32),
+            out=alloc((*a["q"].shape[:2], a["v"].shape[-1]), np.float32),
             **a["how"],
         )
     finally:
@@ -132,9 +136,9 @@ def attend_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
         k, v = (f[..., :1] * (one - f[..., 1:]) for one, f in zip((k, v), a["scales"].astype(np.float64), strict=True))
     for b, length in enumerate(a["lengths"]):
         own = slice(a["starts"][b], a["starts"][b + 1])
-        rows = [one[a["table"][b]].transpose(0, 2, 1, 3).reshape(-1, KV_HEADS, x.shape[4])[:length] for one in (k, v)]
+        kept = [one[a["table"][b]].transpose(0, 2, 1, 3).reshape(-1, KV_HEADS, x.shape[4])[:length] for one in (k, v)]
         mask = None if a["mask"] is None else a["mask"][own]
-        out, lse = reference.attention(a["q"][own], *rows, slopes=a["slopes"], sinks=a["sinks"], mask=mask, **a["how"])
+        out, lse = reference.attention(a["q"][own], *kept, slopes=a["slopes"], sinks=a["sinks"], mask=mask, **a["how"])
         outs.append(out)
         sums.append(lse * (np.log2(np.e) if s.get("lse_base") == "2" else 1))
     return {"out": np.concatenate(outs), "lse": np.concatenate(sums)}
@@ -162,6 +166,26 @@ def merge_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
     return {"v": v, "s": lse}
 
 
+def before(x: np.ndarray, s: dict[str, Any]) -> Any:
+    """(m, l) of blocks that came before: smaller maxima, larger ones, none."""
+    if not s["before"]:
+        return None
+    own = [np.random.default_rng(zlib.crc32(row.tobytes())) for row in x.astype(np.float32)]  # alone: the same
+    m = np.float32([-np.inf if rng.random() < 0.3 else 5 * rng.standard_normal() for rng in own])
+    return m, np.float64([rng.uniform(1, 9) for rng in own])
+
+
+def run_stats(x: np.ndarray, s: dict[str, Any], alloc: Alloc) -> Results:
+    out = alloc((len(x),), np.float32), alloc((len(x),), np.float64)
+    m, sums = lanewise.softmax_stats(x, before(x, s), out=out)
+    return {"m": m.view(np.uint32), "l": sums}
+
+
+def stats_reference(x: np.ndarray, s: dict[str, Any]) -> Results:
+    m, sums = reference.softmax_stats(x, before(x, s))
+    return {"m": m.view(np.uint32), "l": sums}
+
+
 def near(x: np.ndarray, s: dict[str, Any], want: np.ndarray) -> np.ndarray:
     return TOLERANCE * (1 + np.abs(want))
 
@@ -169,5 +193,13 @@ def near(x: np.ndarray, s: dict[str, Any], want: np.ndarray) -> np.ndarray:
 ATTENTION = [
     Case("attend", cache, ways, run_attend, attend_reference, near),
     Case("attend_merge", cache_of_several_chunks, in_pieces, run_attend, attend_reference, near, dtypes=("f32",)),
+    Case(
+        "softmax_stats",
+        rows(ANY),
+        lambda n: [{"before": False}, {"before": True}],
+        run_stats,
+        stats_reference,
+        lambda x, s, want: want * EPS * (80 + 4 * np.log(x.shape[1])),  # 64 sums a lane; the mean of |score - m|
+    ),
     Case("merge_states", states, lambda n: [{}, {"lse_base": "2"}], run_merge, merge_reference, near, dtypes=("f32",)),
 ]

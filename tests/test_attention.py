@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, product
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lanewise
-from lanewise import _ops, reference
+from lanewise import _dispatch, _ops, layouts, reference
 
 INF = np.inf
 
@@ -116,20 +118,137 @@ def test_bits_do_not_depend_on_how_the_work_is_cut() -> None:
     k_rows, v_rows = (random_rows(rng, lengths, 2, dim) for dim in (64, 48))
     q = rng.standard_normal((3, 2 * group, 64)).astype(np.float32)
     first: tuple[bytes, bytes] | None = None
-    for block_size in (1, 5, 16, 256, 2000):
-        for layout in ("NHD", "HND"):
-            k, table = paged(np.random.default_rng(3), k_rows, block_size, layout)
-            v, _ = paged(np.random.default_rng(3), v_rows, block_size, layout)
-            for threads in (1, 2):
-                lanewise.set_num_threads(threads)
-                out, lse = lanewise.decode_attention(q, k, v, table, lengths, layout=layout, return_lse=True)
-                first = first or (out.tobytes(), lse.tobytes())
-                assert (out.tobytes(), lse.tobytes()) == first, (block_size, layout, threads)
+    isas = cycle(_dispatch.runnable())
+    for threads, layout, block_size in product((1, 2), ("NHD", "HND"), (1, 5, 16, 256, 2000)):
+        k, table = paged(np.random.default_rng(3), k_rows, block_size, layout)
+        v, _ = paged(np.random.default_rng(3), v_rows, block_size, layout)
+        lanewise.set_num_threads(threads)
+        with lanewise.using(next(isas)):  # in turns; all with all in the slow test
+            out, lse = lanewise.decode_attention(q, k, v, table, lengths, layout=layout, return_lse=True)
             alone = [
                 lanewise.decode_attention(q[b : b + 1], k, v, table[b : b + 1], lengths[b : b + 1], layout=layout)
                 for b in range(3)
             ]
-            assert np.concatenate(alone).tobytes() == first[0]
+        first = first or (out.tobytes(), lse.tobytes())
+        assert (out.tobytes(), lse.tobytes()) == first, (block_size, layout, threads)
+        assert np.concatenate(alone).tobytes() == first[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8], ids=lambda x: x.__name__)
+@pytest.mark.parametrize(("group", "dim"), [(1, 40), (3, 64), (4, 128), (7, 80)])
+def test_not_a_bit_differs_over_isa_threads_blocks_and_batch(group: int, dim: int, dtype: Any) -> None:
+    rng = np.random.default_rng([group, dim])
+    lengths, counts = [600, 1, 0, 257, 1300], [9, 1, 2, 1, 3]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    rows = [random_rows(rng, lengths, 2, width) for width in (dim, 56)]
+    rows = [[(30 * row).round().clip(-128, 127) if dtype == np.int8 else row for row in some] for some in rows]
+    scales = [[rng.uniform(0.01, 0.03, (n, 2, 2)).astype(np.float32) for n in lengths] for _ in range(2)]
+    q = rng.standard_normal((starts[-1], 2 * group, dim)).astype(np.float32)
+    first: tuple[bytes, ...] | None = None
+    for block_size, layout in product((1, 3, 16, 64, 256, 1300), ("NHD", "HND")):
+        names = "k_cache", "v_cache", "k_scales", "v_scales"
+        cut = [paged(np.random.default_rng(3), some, block_size, layout) for some in (*rows, *scales)]
+        table = cut[0][1]
+        caches: dict[str, Any] = {name: x for name, (x, _) in zip(names, cut, strict=True)}
+        for name in names[:2]:
+            caches[name] = np.nan_to_num(caches[name]).astype(dtype)
+        if dtype != np.int8:
+            del caches["k_scales"], caches["v_scales"]
+        for isa, threads in product(_dispatch.runnable(), (1, 2, 5)):
+            lanewise.set_num_threads(threads)
+            with lanewise.using(isa):
+                how = {"layout": layout, "return_lse": True, **caches}
+                together = lanewise.extend_attention(q, **how, block_table=table, lengths=lengths, query_start=starts)
+                alone = [
+                    lanewise.extend_attention(
+                        q[starts[b] : starts[b + 1]],
+                        **how,
+                        block_table=table[b : b + 1],
+                        lengths=lengths[b : b + 1],
+                        query_start=[0, counts[b]],
+                    )
+                    for b in range(len(lengths))
+                ]
+            got = tuple(part.tobytes() for part in together)
+            first = first or got
+            assert got == first, (block_size, layout, isa, threads)
+            assert tuple(np.concatenate(parts).tobytes() for parts in zip(*alone, strict=True)) == first
+
+
+def lying(layout: Any, sizes: dict[str, int], dtype: Any) -> Any:
+    """Arrays for this layout, of zeros; x cuts D."""
+
+    def one(axes: str) -> np.ndarray:
+        cut = sizes["x"] if "x" in axes else 1
+        return np.zeros([sizes[letter] // (cut if letter == "D" else 1) for letter in axes], dtype)
+
+    key_axes, value_axes = layouts.parse(layout)
+    return one(key_axes) if "2" in key_axes else (one(key_axes), one(value_axes))
+
+
+LAYOUTS = (
+    *("NHD", "2NTHD", "2NHTD", "N2THD", "N2HTD", "NL2THD", "LN2THD", "2LSHD", "SHD", "NT2HD", "NHTD2", "DHNT"),
+    *(("NHDTx", "NHDT"), ("NHDT", "NHDTx"), ("SHD", "HSD"), "2NHDTx"),
+)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_bits_do_not_depend_on_the_layout(layout: Any, dtype: Any) -> None:
+    rng = np.random.default_rng(11)
+    lengths, starts = [300, 0, 17, 65], [0, 7, 8, 9, 14]
+    rows = [random_rows(rng, lengths, 2, 24) for _ in range(2)]
+    (k, table), (v, _) = (paged(np.random.default_rng(3), some, 16, "HND") for some in rows)
+    scales = None
+    if dtype == np.int8:
+        codes = [np.zeros(x.shape, np.int8) for x in (k, v)]
+        scales = tuple(np.zeros((*x.shape[:3], 2), np.float32) for x in (k, v))
+        filled = tuple(np.nan_to_num(x) for x in (k, v))
+        lanewise.relayout(filled, "HND", tuple(codes), "HND", dst_scales=scales)
+        k, v = codes
+    else:
+        k, v = k.astype(dtype), v.astype(dtype)
+    sizes = {"L": 1, "N": len(k), "2": 2, "H": 2, "T": 16, "D": 24, "S": 16 * len(k), "x": 8}
+    cache = lying(layout, sizes, dtype)
+    others = None if scales is None else lying(scale_layout(layout), sizes | {"D": 2}, np.float32)
+    lanewise.relayout((k, v), "HND", cache, layout, src_scales=scales, dst_scales=others)
+    pairs = (x if isinstance(x, tuple) else (x, None) for x in (cache, others))
+    (k_there, v_there), (k_scales, v_scales) = pairs
+    q = rng.standard_normal((14, 6, 24)).astype(np.float32)
+    kept = {} if scales is None else {"k_scales": scales[0], "v_scales": scales[1]}
+    want = lanewise.extend_attention(q, k, v, table, lengths, starts, return_lse=True, **kept)
+    plan = lanewise.AttentionPlan(table, lengths, num_heads=6, num_kv_heads=2, block_size=16, query_start=starts)
+    how: dict[str, Any] = {"layout": layout, "return_lse": True, "k_scales": k_scales, "v_scales": v_scales}
+    got = [plan.run(q, k_there, v_there, **how)]
+    in_slots = "S" in layouts.parse(layout)[0]
+    if in_slots:
+        table = (table[:, :, None] * 16 + np.arange(16)).reshape(len(table), -1)
+    if not (in_slots and "T" in "".join(layouts.parse(layout))):
+        got.append(lanewise.extend_attention(q, k_there, v_there, table, lengths, starts, **how))
+    for one in got:
+        assert [part.tobytes() for part in one] == [part.tobytes() for part in want]
+
+
+def scale_layout(layout: Any) -> Any:
+    """Scales and zeros lie as the cache without head_dim, and last the two of them."""
+    axes = tuple(part.replace("D", "").replace("x", "") + "D" for part in layouts.parse(layout))
+    return axes[0] if axes[0] == axes[1] else axes
+
+
+def test_slots_without_a_table_are_one_sequence_and_latents_one_head() -> None:
+    rng = np.random.default_rng(12)
+    k, v = rng.standard_normal((2, 40, 1, 32)).astype(np.float32)
+    q = rng.standard_normal((1, 4, 32)).astype(np.float32)
+    want = lanewise.decode_attention(q, k[None], v[None], None, [33], layout="NHD")
+    assert lanewise.decode_attention(q, k, v, None, [33], layout="SHD").tobytes() == want.tobytes()
+    got = lanewise.decode_attention(q, k[:, 0], v[:, 0], None, [33], layout="SD")
+    assert got.tobytes() == want.tobytes()
+    latents = k.reshape(5, 8, 32)  # multi-head latent attention: values are a part of the keys
+    want = lanewise.decode_attention(q, latents[:, None], latents[:, None, :, :20], [[4, 0]], [9])
+    got = lanewise.decode_attention(q, latents, latents[..., :20], [[4, 0]], [9], layout="NTD")
+    assert got.tobytes() == want.tobytes()
 
 
 @pytest.mark.usefixtures("shared")
@@ -160,14 +279,14 @@ def test_a_shared_prefix_is_read_once_and_changes_no_bit(prefix: int) -> None:
     assert [a.tobytes() for a in cascade] == [a.tobytes() for a in plain]
 
 
-def test_a_plan_serves_every_layer() -> None:
+def test_a_plan_serves_every_layer_and_thread() -> None:
     rng = np.random.default_rng(6)
     plan = lanewise.AttentionPlan([[0, 2]], [30], num_heads=4, num_kv_heads=2, block_size=16)
-    for _ in range(3):
-        k, v = rng.standard_normal((2, 3, 2, 16, 32)).astype(np.float32)
-        q = rng.standard_normal((1, 4, 32)).astype(np.float32)
-        want = lanewise.decode_attention(q, k, v, [[0, 2]], [30])
-        assert plan.run(q, k, v).tobytes() == want.tobytes()
+    layers = [(rng.standard_normal((1, 4, 32)), *rng.standard_normal((2, 3, 2, 16, 32)).astype("f")) for _ in range(9)]
+    want = [lanewise.decode_attention(q, k, v, [[0, 2]], [30]).tobytes() for q, k, v in layers]
+    with ThreadPoolExecutor(3) as pool:
+        got = [out.tobytes() for out in pool.map(lambda layer: plan.run(*layer), layers)]
+    assert got == want
 
 
 def test_a_plan_keeps_what_was_checked() -> None:
@@ -260,7 +379,14 @@ Q = np.zeros((1, 4, 8), np.float32)
         ({"v_cache": np.zeros((4, 2, 16, 0), np.float32)}, ValueError, "head_dim of at least 1"),
         ({"k_cache": K.astype(np.int8)}, ValueError, "k_scales is missing"),
         ({"k_scales": np.zeros((4, 2, 16, 2), np.float32)}, ValueError, "k_scales is for int8 caches"),
-        ({"layout": "DHN"}, ValueError, "layout must be one of NHD, HND, got 'DHN'"),
+        ({"layout": "DHN"}, ValueError, "layout 'DHN' must have either N and T, blocks and their tokens, or S, slots"),
+        ({"layout": 3}, TypeError, "layout must be a string or two"),
+        ({"layout": "NTD"}, ValueError, "k_cache must have 3 axes for layout 'NTD'"),
+        ({"v_cache": None}, ValueError, "v_cache is missing: layout 'HND' has keys alone in k_cache"),
+        ({"layout": "N2TD"}, ValueError, "has keys and values in k_cache, so v_cache must be None"),
+        ({"layout": "N2TD", "k_cache": K[:, :1], "v_cache": None}, ValueError, "axis 2 of k_cache must have 2 entries"),
+        ({"layout": "LHTD", "v_cache": K}, ValueError, "layout 'LHTD' must have either N and T"),
+        ({"layout": "LSHD"}, ValueError, r"k_cache must be of one layer, got 4 of them: layout 'LSHD'"),
         ({"scale": np.nan}, ValueError, "scale must be in"),
         ({"soft_cap": -1.0}, ValueError, "soft_cap must be in"),
         ({"window": -1}, ValueError, "window must be in"),

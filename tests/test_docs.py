@@ -36,6 +36,10 @@ PYTHON = (
 )
 OPERATIONS = [name for name, group in lanewise._ops.GROUPS.items() if group in ("sampling", "decoding")]
 MOVES = [name for name in lanewise.__all__ if name.endswith("_blocks")]
+ATTENTION = [  # decode_attention and extend_attention are the kernels attend and attend_merge
+    *("decode_attention", "extend_attention", "merge_state", "merge_states"),
+    *("softmax_stats", "attention_step", "prefix_cut"),
+]
 
 
 def text(page: Path) -> str:
@@ -83,19 +87,32 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
     assert (inspect.getdoc(getattr(lanewise, name)) or "").strip()
 
 
-@pytest.mark.parametrize("name", OPERATIONS + MOVES)
+@pytest.mark.parametrize("name", OPERATIONS + MOVES + ATTENTION)
 def test_operation_has_signature_row_and_example(name: str) -> None:
     page, operation = text(ROOT / "docs/operations.md"), getattr(lanewise, name)
-    assert f"{name}{inspect.signature(operation)}" in re.sub(r"\s+", " ", page)
+    assert f"{name}{unannotated(operation)}" in re.sub(r"\s+", " ", page)
     assert re.search(rf"^\| `{name}` \|", page, re.M)
     assert re.search(rf">>> .*lanewise\.{name}\(", operation.__doc__)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [lanewise.PagedKVCache, lanewise.Sequence, lanewise.HostOffload, lanewise.Transfer],
-    ids=lambda kind: kind.__name__,
-)
+def test_every_kernel_of_attention_is_one_of_the_page() -> None:
+    kernels = {name for name, group in lanewise._ops.GROUPS.items() if group == "attention"}
+    assert kernels - set(ATTENTION) == {"attend", "attend_merge"}
+
+
+def test_attention_page_has_the_plan() -> None:
+    page = re.sub(r"\s+", " ", text(ROOT / "docs/attention.md"))
+    (made,), (run,) = (stub_signatures("attention", "AttentionPlan")[name] for name in ("__init__", "run"))
+    for name, signature in (("AttentionPlan", made), ("AttentionPlan.run", run)):
+        assert name + str(signature).replace("(self, ", "(") in page
+    members = {name for name in vars(lanewise.AttentionPlan) if not name.startswith("_")}
+    assert members and not [name for name in members - {"run"} if f"`plan.{name}`" not in page]
+
+
+OWN_PAGE = [lanewise.PagedKVCache, lanewise.Sequence, lanewise.HostOffload, lanewise.Transfer]
+
+
+@pytest.mark.parametrize("kind", OWN_PAGE, ids=lambda kind: kind.__name__)
 def test_cache_page_has_every_method(kind: type) -> None:
     page = re.sub(r"\s+", " ", text(ROOT / "docs/kvcache.md"))
     for name, value in vars(kind).items():
@@ -129,10 +146,13 @@ def test_sampling_page_has_every_parameter_and_preset() -> None:
     assert {name: tuple(steps.replace("-", "_").split(", ")) for name, steps in rows} == lanewise.sampling.PRESETS
 
 
-def stub_signatures(module: str) -> dict[str, list[inspect.Signature]]:
-    """{name: the signature of each overload}, without annotations."""
+def stub_signatures(module: str, kind: str | None = None) -> dict[str, list[inspect.Signature]]:
+    """{name: the signature of each overload}, without annotations, of a module's functions or a class's."""
     signatures: dict[str, list[inspect.Signature]] = {}
-    for node in ast.parse(text(ROOT / f"pkg/lanewise/{module}.pyi")).body:
+    body = ast.parse(text(ROOT / f"pkg/lanewise/{module}.pyi")).body
+    if kind is not None:
+        body = next(node.body for node in body if isinstance(node, ast.ClassDef) and node.name == kind)
+    for node in body:
         if isinstance(node, ast.FunctionDef):
             made: dict[str, Any] = {}
             node.decorator_list, node.returns = [], None

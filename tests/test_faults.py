@@ -456,13 +456,18 @@ def one_value_among_minus_inf() -> None:
         row[places] = 10
         assert lanewise.logsumexp(row) == pytest.approx(10 + np.log(len(places)))
         assert lanewise.log_softmax(row)[places] == pytest.approx(-np.log(len(places)))
+        assert lanewise.softmax_stats(row) == (10, len(places))
+        state = None
+        for block in row.reshape(100, 1000):
+            state = lanewise.softmax_stats(block, state)
+        assert state == (10, len(places))
 
 
 @fault("NU05")
 def floating_point_flags_stay_the_hosts() -> None:
     with np.errstate(all="raise"):
         for row in (f32(1, np.nan, 0), f32(0, -INF, -200), np.full(100, -200, np.float32)):
-            for op in MAPS:
+            for op in (*MAPS, lanewise.softmax_stats):
                 op(row)
             assert np.float32(1) + np.float32(2) == 3
 

@@ -42,6 +42,7 @@ struct tile {
   float *all_m, *all_sums, *all_values;     /* those of all chunks so far */
   float *wide;                              /* SOME_KEYS keys or values made float32 */
   float *zeros;                             /* a key or value that stands where there is none */
+  float *packed;                            /* one whose elements were not adjacent */
   struct keys {
     bytes k[ATTEND_CHUNK], v[ATTEND_CHUNK];
     float k_scale[ATTEND_CHUNK], k_zero[ATTEND_CHUNK], v_scale[ATTEND_CHUNK], v_zero[ATTEND_CHUNK]; /* of int8 */
@@ -87,6 +88,7 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   t->all_values = carve(&scratch, rows * t->v_width);
   t->wide = carve(&scratch, SOME_KEYS * wider);
   t->zeros = carve(&scratch, wider);
+  t->packed = carve(&scratch, wider);
   t->now = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
   t->next = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
   fill(t->zeros, wider, 0.0f);
@@ -174,22 +176,18 @@ static void find_keys(const struct tile *t, struct keys *keys, int64_t chunk) {
   }
 }
 
-/* One element of a key or value. */
-INLINE float element(bytes row, size_t d, const struct side *s) {
-  bytes p = row + (int64_t)(d / (size_t)s->chunk) * s->chunk_stride +
-            d % (size_t)s->chunk * (size_t)size_of_element(s->dtype);
-  return s->dtype == DTYPE_I8 ? (float)*(const int8_t *)p : row_at(p, 0, (int)s->dtype);
-}
-
-/* Keys or values as whole vectors of float32, which the products can read. */
-static void widen_rows(float *wide, size_t width, const bytes *rows, size_t n, const struct side *s) {
-  const size_t dim = (size_t)s->dim, whole = s->chunk == s->dim ? dim / LANES * LANES : 0;
+/* Keys or values as whole vectors of float32, which the products can read: into t->wide. */
+static void widen_rows(const struct tile *t, size_t width, const bytes *rows, size_t n, const struct side *s) {
+  const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES;
+  const int dtype = (int)s->dtype;
+  float *wide = t->wide;
   for (size_t i = 0; i < n; i++, wide += width) {
+    bytes row = rows[i] == (bytes)t->zeros ? rows[i] : packed_row(s, rows[i], t->packed);
     for (size_t d = 0; d < whole; d += LANES) {
-      v_store(wide + d, load_any(rows[i], d, (int)s->dtype));
+      v_store(wide + d, load_any(row, d, dtype));
     }
-    for (size_t d = whole; d < width; d++) {
-      wide[d] = d < dim ? element(rows[i], d, s) : 0.0f;
+    if (whole < width) {
+      v_store(wide + whole, lanes_load(row, whole, dim - whole, dtype, 1.0f, 0.0f, 0.0f));
     }
   }
 }
@@ -301,7 +299,7 @@ static int score_keys(const struct tile *t) {
     const bytes *rows = keys->k + key;
     const bytes *ahead = rows_ahead(keys->k, key, keys->to, keys->v, keys->from, keys->to);
     if (!t->k_direct) {
-      widen_rows(t->wide, t->k_width, rows, SOME_KEYS, k);
+      widen_rows(t, t->k_width, rows, SOME_KEYS, k);
       rows = widened;
     }
     for (size_t r = 0; r < t->rows; r += FOUR) {
@@ -372,7 +370,7 @@ static void sum_values(const struct tile *t) {
     const bytes *rows = keys->v + key;
     const bytes *ahead = rows_ahead(keys->v, key, keys->to, next->k, next->from, next->to);
     if (!t->v_direct) {
-      widen_rows(t->wide, t->v_width, rows, SOME_KEYS, v);
+      widen_rows(t, t->v_width, rows, SOME_KEYS, v);
       rows = widened;
       ahead = NULL;
     }
@@ -395,7 +393,7 @@ static void sum_seen(const struct tile *t, size_t row) {
     for (unsigned bits = seen(t, row, key, &ignored); bits; bits &= bits - 1) {
       size_t i = key + (size_t)__builtin_ctz(bits);
       bytes wide = (bytes)t->wide;
-      widen_rows(t->wide, t->v_width, keys->v + i, 1, &t->a->value);
+      widen_rows(t, t->v_width, keys->v + i, 1, &t->a->value);
       weighted_of[DTYPE_F32][0](sums, t->v_width, weights + i, &wide, 1, NULL);
     }
   }

@@ -1,4 +1,4 @@
-/* softmax, log_softmax, logsumexp: one read of the row in blocks of 4,096, each block against the running maximum.
+/* softmax and its kin: one read of the row in blocks of 4,096, each block against the running maximum.
 
    A block's terms are e = exp((x - ref) / T), ref the largest logit up to and with that block; its sum runs in 64
    float32 lanes, the blocks are joined in float64 (Milakov & Gimelshein 2018, by blocks). softmax stores e and scales
@@ -188,6 +188,30 @@ static void logsumexp(const struct row_args *a, void *scratch) {
       *out = row.max;
     } else {
       *out = (float)((double)row.max * (double)inverse + log64_1(row.total));
+    }
+  }
+}
+
+/* A row's maximum and its sum of exp(x - maximum), joined to those of what came before: when the maximum moves, the sum
+   before is scaled down with it (Milakov & Gimelshein). +inf makes the sum NaN, a NaN both. */
+static void softmax_stats(const struct stats_args *a, void *scratch) {
+  FOR_ROWS (r, a) {
+    float *m = (float *)a->m.ptr + r, before = *m;
+    double *sum = (double *)a->sums.ptr + r;
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    struct row_sum row = sum_row(x, (size_t)a->cols, a->dtype, 1.0f, NULL, scratch);
+    if (row.has_nan || before != before) {
+      *m = v_max_across(QUIET_NAN);
+      *sum = (double)NAN;
+      continue;
+    }
+    float top = row.max > before ? row.max : before;
+    *m = top + 0.0f; /* -0 to 0 */
+    if (top == INFINITY || (before > -INFINITY && *sum != *sum)) {
+      *sum = (double)NAN;
+    } else {
+      double kept = before == -INFINITY ? 0.0 : *sum * block_factor(before, top, 1.0f);
+      *sum = kept + (row.max == -INFINITY ? 0.0 : row.total * block_factor(row.max, top, 1.0f));
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Chat with SmolLM2-135M-Instruct, the forward pass in NumPy and the tokens from lanewise (make generate).
+"""Chat with SmolLM2-135M-Instruct: matrices in NumPy, cache, attention and tokens from lanewise (make generate).
 
 python examples/generate                         four questions at once, each with settings of its own
 python examples/generate "Why is the sky blue?"  one of your own

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from model import Cache, Model
+from model import Model
 from text import END, Grammar, chat
 from tokenizers import Tokenizer
 
@@ -51,10 +51,11 @@ def answer(
     for number, talk in enumerate(talks):
         talk.number, talk.answer, talk.ended = number, [], False
         talk.history = tokenizer.encode(chat(talk.question), add_special_tokens=False).ids
-    caches = {talk.name: Cache(model, len(talk.history) + most) for talk in talks}
+    cache = model.cache(len(talk.history) + most for talk in talks)
+    kept = {talk.name: cache.sequence() for talk in talks}
     grammars = {talk.name: Grammar(tokenizer, talk.schema) for talk in talks if talk.schema}
     going, times = list(talks), Times()
-    logits = model.forward([caches[talk.name] for talk in going], [talk.history for talk in going])
+    logits = model.forward(cache, [kept[talk.name] for talk in going], [talk.history for talk in going])
     while going:
         began = time.perf_counter()
         masks = np.full((len(going), -(-logits.shape[1] // 32)), -1, np.int32)
@@ -76,7 +77,7 @@ def answer(
         going = [talk for talk in going if not talk.ended and len(talk.answer) < most]
         shown = time.perf_counter()
         if going:
-            logits = model.forward([caches[talk.name] for talk in going], [talk.history[-1:] for talk in going])
+            logits = model.forward(cache, [kept[talk.name] for talk in going], [talk.history[-1:] for talk in going])
         times.sampling += chosen - masked
         times.rest += (masked - began) + (shown - chosen)
         times.forward += time.perf_counter() - shown

@@ -4,7 +4,7 @@ from . import steps
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
-from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states
+from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states, softmax_stats
 from .attention_steps import attention_step, prefix_cut
 from .beams import BeamMove, BeamSearch, Hypothesis
 from .decoding import BeamStep, Verified, beam_step, verify_draft
@@ -102,6 +102,7 @@ __all__ = [
     "set_stream_threshold",
     "softmax",
     "steps",
+    "softmax_stats",
     "swap_blocks",
     "top_k",
     "top_k_mask",

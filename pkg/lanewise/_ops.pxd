@@ -8,7 +8,7 @@ cdef extern from "ops.h":
         OP_sample_n, OP_verify, OP_sample_from_probs, OP_draw_tile, OP_chain
         OP_top_k_mask, OP_top_p_mask, OP_min_p_mask, OP_top_k_renorm, OP_top_p_renorm
         OP_apply_penalties, OP_apply_bias, OP_apply_token_bitmask
-        OP_attend, OP_attend_merge, OP_merge_states
+        OP_attend, OP_attend_merge, OP_merge_states, OP_softmax_stats
         OP_beam_step, OP_verify_draft
         OP_exp32, OP_exp_rough, OP_log64, OP_widen, OP_weights, OP_philox, OP_gumbel
         OP_move_blocks, OP_zero_blocks
@@ -135,6 +135,10 @@ cdef extern from "ops.h":
         int64_t rows, first_row, cols, width
         int64_t value_row, value_part, lse_row, lse_part
         double lse_unit
+
+    struct stats_args:
+        span x, m, sums
+        int64_t rows, first_row, cols, dtype, x_stride
 
     struct kv_args:
         span src, dst, src_scales, dst_scales

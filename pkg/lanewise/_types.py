@@ -38,5 +38,6 @@ TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 Key: TypeAlias = str | bytes | int
 Images: TypeAlias = Sequence[tuple[Key, int]]  # with positions
 Floats32: TypeAlias = NDArray[np.float32]
+Floats64: TypeAlias = NDArray[np.float64]
 LseBase: TypeAlias = Literal["e", "2"]
-KvLayout: TypeAlias = Literal["NHD", "HND"]
+KvLayout: TypeAlias = str | tuple[str, str]

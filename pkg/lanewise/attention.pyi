@@ -1,6 +1,6 @@
 from typing import Any, final
 
-from lanewise._types import Array, Float, Floats32, Int, KvLayout, LseBase
+from lanewise._types import Array, Float, Floats32, Floats64, Int, KvLayout, LseBase
 
 __test__: dict[str, str]  # added by Cython
 
@@ -28,7 +28,7 @@ class AttentionPlan:
         self,
         q: Array,
         k_cache: Array,
-        v_cache: Array,
+        v_cache: Array | None,
         *,
         layout: KvLayout = "HND",
         scale: Float | None = None,
@@ -47,7 +47,7 @@ class AttentionPlan:
 def decode_attention(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None,
     block_table: Array | None,
     lengths: Array,
     *,
@@ -69,7 +69,7 @@ def decode_attention(
 def extend_attention(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None,
     block_table: Array | None,
     lengths: Array,
     query_start: Array,
@@ -102,3 +102,6 @@ def merge_state(
 def merge_states(
     v: Array, s: Array, *, lse_base: LseBase = "e", out: tuple[Floats32, Floats32] | None = None
 ) -> tuple[Floats32, Floats32]: ...
+def softmax_stats(
+    scores: Array, state: tuple[Any, Any] | None = None, *, out: tuple[Floats32, Floats64] | None = None
+) -> Any: ...  # a pair of arrays, or of numbers

@@ -10,9 +10,11 @@ import numpy as np
 
 from lanewise import _threads
 from lanewise._arguments cimport integer, number
-from lanewise._arrays cimport as_array, check_out, is_bfloat16, readable, whole
+from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, readable, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport fill_scales, fill_side
+
+from . import layouts
 
 cnp.import_array()
 
@@ -23,7 +25,6 @@ cdef enum:
     MOST_STATES = 1 << 18  # (chunk, query, head) triples that are kept apart: beyond, tasks are many anyway
 
 cdef double LOG2_E = 1.4426950408889634
-cdef dict AXES = {"NHD": (0, 2, 1, 3), "HND": (0, 1, 2, 3)}  # to (blocks, heads, tokens, head_dim)
 
 
 # ---- arrays in ----
@@ -40,40 +41,102 @@ cdef cnp.ndarray integers(object x, str name, int axes):
     return np.array(array, np.int64, order="C")  # its own: what is checked must stay so
 
 
-# Fills `s` for a cache named `name` and returns its canonical view, (blocks, heads, tokens, head_dim).
-cdef object cache_side(object x, str layout, str name, side *s, span *memory):
-    if layout not in AXES:
-        raise ValueError(f"layout must be one of {', '.join(AXES)}, got {layout!r}")
-    array = as_array(x, name)
-    if array.ndim != 4:
-        raise ValueError(f"{name} must have 4 axes for layout {layout!r}, got shape {array.shape}")
-    if not array.dtype.isnative or not array.flags.aligned or any([stride < 0 for stride in array.strides]):
-        array = array.astype(array.dtype.newbyteorder("="), order="C")
-    view = array.transpose(AXES[layout])
-    fill_side(view[None], s, memory, name, False)
-    return view
+@cython.final
+@cython.internal
+cdef class Caches:
+    """The keys and values of one layer, seen as (blocks, heads, tokens, head_dim), or (..., pieces, x)."""
+    cdef object layout, block_size, k_array, v_array
+    cdef str k_axes, v_axes, both  # both: the axes of one array that holds keys and values
+    cdef readonly object k, v
+
+    def __init__(self, k_cache, v_cache, layout, block_size):
+        self.layout, self.block_size, self.both = layout, block_size, None
+        self.k_axes, self.v_axes = layouts.parse(layout)
+        self.k_array = cache_array(k_cache, self.k_axes, layout, "k_cache")
+        if "2" in self.k_axes:
+            if v_cache is not None:
+                raise ValueError(f"layout {layout!r} has keys and values in k_cache, so v_cache must be None")
+            self.both = self.k_axes
+            self.k_array, self.v_array = parted(self.k_array, self.both, layout, "k_cache")
+            self.k_axes = self.v_axes = self.both.replace("2", "")
+        elif v_cache is None:
+            raise ValueError(f"v_cache is missing: layout {layout!r} has keys alone in k_cache")
+        else:
+            self.v_array = cache_array(v_cache, self.v_axes, layout, "v_cache")
+        self.k = in_place(canonical(self.k_array, self.k_axes, block_size))
+        self.v = in_place(canonical(self.v_array, self.v_axes, block_size))
+        if self.k.shape[:3] != self.v.shape[:3]:
+            raise ValueError("k_cache and v_cache must agree but for head_dim: as (blocks, heads, tokens, head_dim) they "
+                             f"are {self.k.shape} and {self.v.shape}")
+
+    # Scales and zeros, in one array where keys and values are.
+    cdef tuple scales(self, object k_scales, object v_scales, side *keys, side *values, span *k_memory, span *v_memory):
+        if self.both is not None and k_scales is not None:
+            if v_scales is not None:
+                raise ValueError(f"layout {self.layout!r} has the scales of both in k_scales, so v_scales must be None")
+            axes = self.both.replace("D", "").replace("x", "") + "D"
+            both = cache_array(k_scales, axes, self.layout, "k_scales")
+            k_scales, v_scales = parted(both, axes, self.layout, "k_scales")
+        return (self.side_scales(k_scales, self.k_array, self.k, self.k_axes, "k_scales", keys, k_memory),
+                self.side_scales(v_scales, self.v_array, self.v, self.v_axes, "v_scales", values, v_memory))
+
+    cdef object side_scales(self, object x, object array, object view, str axes, str name, side *s, span *memory):
+        memory.ptr, memory.bytes = NULL, 0
+        if s.dtype != DTYPE_I8:
+            if x is not None:
+                raise ValueError(f"{name} is for int8 caches")
+            return None
+        if x is None:
+            raise ValueError(f"{name} is missing: an int8 cache needs the scale and zero of each token")
+        given = as_array(x, name)
+        if given.dtype != np.float32 or not given.dtype.isnative:
+            raise TypeError(f"{name} must be float32, got {given.dtype}")
+        shape = tuple([n for n, axis in zip(array.shape, axes) if axis not in "Dx"]) + (2,)
+        if given.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {given.shape}")
+        found = layouts.scale_views(given, axes, self.block_size)[0][0][0]
+        if found.strides[3] != 4 or not found.flags.aligned or any([stride < 0 for stride in found.strides]):
+            found = found.copy()
+        fill_scales(found[None], view[None], s, memory, name, False)
+        return found
 
 
-cdef object scales_side(object x, object cache, str layout, str name, side *s, span *memory):
-    memory.ptr, memory.bytes = NULL, 0
-    if s.dtype != DTYPE_I8:
-        if x is not None:
-            raise ValueError(f"{name} is for int8 caches")
-        return None
-    if x is None:
-        raise ValueError(f"{name} is missing: an int8 cache needs the scale and zero of each token")
+cdef object cache_array(object x, str axes, object layout, str name):
     array = as_array(x, name)
-    if array.dtype != np.float32 or not array.dtype.isnative:
-        raise TypeError(f"{name} must be float32, got {array.dtype}")
-    shape = tuple([*cache.shape[:3], 2])
-    view = array.transpose(AXES[layout]) if array.ndim == 4 else array
-    if view.shape != shape:
-        want = tuple([shape[i] for i in AXES[layout]])
-        raise ValueError(f"{name} must have shape {want}, got {array.shape}")
-    if view.strides[3] != 4 or not view.flags.aligned:
-        view = view.copy()
-    fill_scales(view[None], cache[None], s, memory, name, False)
-    return view
+    if array.ndim != len(axes):
+        raise ValueError(f"{name} must have {len(axes)} axes for layout {layout!r}, got shape {array.shape}")
+    if "L" in axes and array.shape[axes.index("L")] != 1:
+        raise ValueError(f"{name} must be of one layer, got {array.shape[axes.index('L')]} of them: layout {layout!r}, "
+                         f"shape {array.shape}")
+    return array
+
+
+# One array that holds keys and values, as two.
+cdef tuple parted(object array, str axes, object layout, str name):
+    cdef int at = axes.index("2")
+    if array.shape[at] != 2:
+        raise ValueError(f"layout {layout!r}: axis 2 of {name} must have 2 entries, got shape {array.shape}")
+    before = (slice(None),) * at
+    return array[(*before, 0)], array[(*before, 1)]
+
+
+cdef object canonical(object array, str axes, object block_size):
+    if axes == "NHTD":
+        return array
+    if axes == "NTHD":
+        return cnp.PyArray_SwapAxes(array, 1, 2)
+    return layouts.views(array, axes, block_size)[0][0][0]
+
+
+# What a kernel can read where it is, or a copy.
+cdef object in_place(cnp.ndarray view):
+    cdef int i, last = cnp.PyArray_NDIM(view) - 1
+    cdef bint direct = cnp.PyArray_ISALIGNED(view) and cnp.PyArray_ISNOTSWAPPED(view)
+    for i in range(last + 1):
+        direct &= cnp.PyArray_STRIDE(view, i) >= 0
+    if last == 4:  # pieces
+        direct &= cnp.PyArray_STRIDE(view, 4) == cnp.PyArray_ITEMSIZE(view) or cnp.PyArray_DIM(view, 4) == 1
+    return view if direct else (<object>view).astype(view.dtype.newbyteorder("="), order="C")
 
 
 cdef span memory_of(object view):
@@ -286,13 +349,12 @@ cdef class AttentionPlan:
         cdef attend_args a
         cdef int64_t k_width, v_width, threads
         cdef cnp.ndarray wide, result, lse, states
-        k = cache_side(k_cache, layout, "k_cache", &a.key, &a.k)
-        v = cache_side(v_cache, layout, "v_cache", &a.value, &a.v)
-        k_factors = scales_side(k_scales, k, layout, "k_scales", &a.key, &a.k_scales)
-        v_factors = scales_side(v_scales, v, layout, "v_scales", &a.value, &a.v_scales)
-        if k.shape[:3] != v.shape[:3]:
-            raise ValueError("k_cache and v_cache must agree but for head_dim: as (blocks, heads, tokens, head_dim) they "
-                             f"are {k.shape} and {v.shape}")
+        cdef Caches caches
+        caches = k_cache if type(k_cache) is Caches else Caches(k_cache, v_cache, layout, self.block_size)
+        k, v = caches.k, caches.v
+        fill_side(k[None], &a.key, &a.k, "k_cache", False)
+        fill_side(v[None], &a.value, &a.v, "v_cache", False)
+        k_factors, v_factors = caches.scales(k_scales, v_scales, &a.key, &a.value, &a.k_scales, &a.v_scales)
         if k.shape[1] != self.num_kv_heads or k.shape[2] != self.block_size:
             raise ValueError(f"k_cache must have {self.num_kv_heads} heads and {self.block_size} tokens a block as planned, "
                              f"got {k.shape[1]} and {k.shape[2]}")
@@ -326,7 +388,7 @@ cdef class AttentionPlan:
         a.heads, a.block_size, a.table_stride = self.num_heads, self.block_size, cnp.PyArray_DIM(self.table, 1)
         a.rows, a.first_row = cnp.PyArray_DIM(self.tasks, 0), 0
         if a.rows:
-            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 300) + 17 * max(k_width, v_width))
+            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 300) + 18 * max(k_width, v_width))
             run(OP_attend, &a, a.cols, <int64_t>(self.pairs / a.rows * (a.key.dim + a.value.dim) / 2) + 1000)
         if self.slots:
             a.rows, a.cols = self.num_queries, 8 * v_width
@@ -387,21 +449,18 @@ cdef cnp.ndarray widened(object array):
     return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-# Contiguous caches are paged ones with one block a sequence.
-cdef object plan_for(object block_table, object lengths, object q, object k_cache, object layout, dict arguments):
-    cdef side unused
-    cdef span nothing
+# Contiguous caches are paged ones with one block a sequence; a table of slots is one of blocks of one token.
+cdef tuple plan_for(object block_table, object lengths, object q, object k_cache, object v_cache, object layout,
+                    dict arguments):
     heads = as_array(q, "q").shape
-    cache = as_array(k_cache, "k_cache")
     if len(heads) != 3:
         raise ValueError(f"q must have shape (queries, heads, head_dim), got {heads}")
-    if cache.ndim != 4 or layout not in AXES:
-        cache_side(k_cache, layout, "k_cache", &unused, &nothing)  # says what is wrong
-    shape = [cache.shape[i] for i in AXES[layout]]
+    caches = Caches(k_cache, v_cache, layout, None if block_table is None else 1)
+    shape = caches.k.shape
     if block_table is None:
         block_table = np.arange(shape[0]).reshape(-1, 1)
     return AttentionPlan(block_table, lengths, num_heads=heads[1], num_kv_heads=shape[1], block_size=max(shape[2], 1),
-                         **arguments)
+                         **arguments), caches
 
 
 def decode_attention(q, k_cache, v_cache, block_table, lengths, *, layout="HND", scale=None, window=None, soft_cap=None,
@@ -410,12 +469,13 @@ def decode_attention(q, k_cache, v_cache, block_table, lengths, *, layout="HND",
     """softmax(scale q k') v of one query a sequence over its cached keys, as float32 (B, heads, v's head_dim).
 
     q: (B, heads, head_dim) float32, float16 or bfloat16. k_cache, v_cache: float32, float16, bfloat16, or int8 with
-    k_scales and v_scales; "HND" is (blocks, kv_heads, tokens, head_dim), "NHD" (blocks, tokens, kv_heads, head_dim).
-    Query head h reads KV head h // (heads / kv_heads), each key once for the group. block_table: (B, M) block ids, or
-    None where block b is sequence b. lengths: (B,) keys. scale: 1 / sqrt(head_dim) by default. window: see so many keys
-    before the last. soft_cap: scores s become soft_cap tanh(s / soft_cap). slopes: (heads,), ALiBi. sinks: (heads,), a
-    score that counts in the sum and has no value. mask: (K,), (B, K) or (B, heads, K); bool, True where a key is seen,
-    or float, added to the scores. shared_prefix, hide_null: as in AttentionPlan. return_lse: give (out, lse), lse
+    k_scales and v_scales, of one layer, as `layout` says (the module layouts; append_kv has the same): "HND" is (blocks,
+    kv_heads, tokens, head_dim), "NHD" (blocks, tokens, kv_heads, head_dim); v_cache is None where k_cache has both.
+    Query head h reads KV head h // (heads / kv_heads), each key once for the group. block_table: (B, M) block ids, of
+    slots if the layout has those, or None where block b is sequence b, slots all one. lengths: (B,) keys. scale: 1 /
+    sqrt(head_dim) by default. window: see so many keys before the last. soft_cap: scores s become soft_cap tanh(s /
+    soft_cap). slopes: (heads,), ALiBi. sinks: (heads,), a score that counts in the sum and has no value. mask: (K,),
+    (B, K) or (B, heads, K); bool, True where a key is seen, or float, added to the scores. shared_prefix, hide_null: as in AttentionPlan. return_lse: give (out, lse), lse
     (B, heads) the logarithm of the sum of exp(score), to lse_base "e" or "2".
     What sees no keys gives 0, lse -inf. What a query does not see is not looked at, a NaN there does not matter.
     Raises ValueError, TypeError.
@@ -426,9 +486,9 @@ def decode_attention(q, k_cache, v_cache, block_table, lengths, *, layout="HND",
     array([[[2., 3.],
             [2., 3.]]], dtype=float32)
     """
-    plan = plan_for(block_table, lengths, q, k_cache, layout,
-                    {"window": window, "shared_prefix": shared_prefix, "hide_null": hide_null})
-    return plan.run(q, k_cache, v_cache, layout=layout, scale=scale, soft_cap=soft_cap, slopes=slopes, sinks=sinks,
+    plan, caches = plan_for(block_table, lengths, q, k_cache, v_cache, layout,
+                            {"window": window, "shared_prefix": shared_prefix, "hide_null": hide_null})
+    return plan.run(q, caches, None, layout=layout, scale=scale, soft_cap=soft_cap, slopes=slopes, sinks=sinks,
                     mask=mask, k_scales=k_scales, v_scales=v_scales, return_lse=return_lse, lse_base=lse_base, out=out)
 
 
@@ -447,10 +507,10 @@ def extend_attention(q, k_cache, v_cache, block_table, lengths, query_start, *, 
     >>> np.exp2(lse).ravel()  # so many keys are seen
     array([2., 3.], dtype=float32)
     """
-    plan = plan_for(block_table, lengths, q, k_cache, layout,
-                    {"query_start": query_start, "causal": causal, "window": window, "shared_prefix": shared_prefix,
-                     "hide_null": hide_null})
-    return plan.run(q, k_cache, v_cache, layout=layout, scale=scale, soft_cap=soft_cap, slopes=slopes, sinks=sinks,
+    plan, caches = plan_for(block_table, lengths, q, k_cache, v_cache, layout,
+                            {"query_start": query_start, "causal": causal, "window": window,
+                             "shared_prefix": shared_prefix, "hide_null": hide_null})
+    return plan.run(q, caches, None, layout=layout, scale=scale, soft_cap=soft_cap, slopes=slopes, sinks=sinks,
                     mask=mask, k_scales=k_scales, v_scales=v_scales, return_lse=return_lse, lse_base=lse_base, out=out)
 
 
@@ -522,3 +582,62 @@ cdef object check_pair(object out, tuple shape):
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out must be a pair of arrays, got {type(out).__name__}")
     return check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]"), check_out(out[1], shape[:-1], cnp.NPY_FLOAT32, "out[1]")
+
+
+# ---- the statistics of a softmax ----
+
+
+# Numbers of rows before, the kernel's to write to.
+cdef cnp.ndarray statistics(object x, str name, tuple shape, object dtype):
+    array = as_array(x, name)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be numbers, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, one a row, got {array.shape}")
+    with np.errstate(over="ignore"):
+        return np.array(array, dtype, order="C")
+
+
+def softmax_stats(scores, state=None, *, out=None):
+    """Online softmax: (m, l), a row's largest score and its sum of exp(score - m), over this block and those before.
+
+    scores: (V,) or (B, V) float32, float16, bfloat16, or float64 cast to float32. state: (m, l) of the blocks before,
+    two numbers or (B,) arrays; where its m is -inf there were none. m is float32, l float64: when the maximum moves, l
+    is scaled down with it. m + log(l) is the row's logsumexp, exp(score - m) / l its softmax.
+    Nothing but -inf: -inf and 0. With a +inf, inf and NaN; with a NaN, both NaN. out: a pair (float32, float64) to write
+    to; may be the state. Raises ValueError, TypeError.
+    Milakov & Gimelshein, arXiv 1805.02867.
+
+    >>> m, l = lanewise.softmax_stats(np.float32([1, 3]), lanewise.softmax_stats(np.float32([5, 5])))
+    >>> print(m, l.round(3))
+    5.0 2.154
+    """
+    cdef stats_args a
+    cdef rows_t r
+    cdef cnp.ndarray m, sums
+    owner = logits_rows(scores, &r, "scores")
+    shape = () if r.single else (r.rows,)
+    if out is not None:
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"out must be a pair of arrays, got {type(out).__name__}")
+        check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]")
+        check_out(out[1], shape, cnp.NPY_FLOAT64, "out[1]")
+    if state is None:
+        m, sums = np.full(shape, -np.inf, np.float32), np.zeros(shape)
+    else:
+        if not isinstance(state, (tuple, list)) or len(state) != 2:
+            raise TypeError(f"state must be a pair (m, l), got {type(state).__name__}")
+        m = statistics(state[0], "state[0]", shape, np.float32)
+        sums = statistics(state[1], "state[1]", shape, np.float64)
+        bad = np.flatnonzero((sums < 0) | (sums == np.inf))
+        if bad.size:
+            row = "" if r.single else f"[{bad[0]}]"
+            raise ValueError(f"state[1]{row} must be a sum of exponentials, 0 or more and below inf, got "
+                             f"{sums.ravel()[bad[0]]}")
+    a.x, a.m, a.sums = rows_span(&r), whole(m), whole(sums)
+    a.rows, a.first_row, a.cols, a.dtype, a.x_stride = r.rows, 0, r.cols, r.dtype, r.stride
+    run(OP_softmax_stats, &a, r.cols, 6 * r.cols + 1000)
+    if out is not None:
+        out[0][...], out[1][...] = m, sums
+        return out
+    return (m[()], sums[()]) if r.single else (m, sums)

@@ -968,6 +968,17 @@ def attention(
     return out, lse
 
 
+def softmax_stats(scores: Any, state: tuple[Any, Any] | None = None) -> tuple[F32, F64]:
+    """scores (B, V), state two arrays (B,): the largest score so far, and the sum of exp(score - it)."""
+    x = np.asarray(scores, np.float64)
+    before, kept = (np.full(len(x), -np.inf), np.zeros(len(x))) if state is None else state
+    with np.errstate(all="ignore"):
+        top = np.maximum(x.max(-1), np.asarray(before, np.float64))  # a NaN stays
+        parts = np.exp(x - top[:, None]).sum(-1), kept * np.exp(before - top)
+    total = sum(np.where(m == -np.inf, 0, part) for m, part in zip((x.max(-1), before), parts, strict=True))
+    return (top + 0.0).astype(np.float32), np.where(np.isposinf(top) | np.isnan(top), np.nan, total)
+
+
 def merge_states(v: np.ndarray, s: np.ndarray, *, lse_base: str = "e") -> tuple[np.ndarray, np.ndarray]:
     """v (L, parts, heads, D), s (L, parts, heads); a part with lse -inf is not looked at."""
     unit = 1.0 if lse_base == "e" else np.log(2.0)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M by examples/generate: NumPy's forward pass beside transformers', and one greedy text by all routes."""
+"""SmolLM2-135M by examples/generate: its forward pass beside transformers', and one greedy text by all routes."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def answers(model: Any, tokenizer: Any, choose: Any) -> dict[str, list[int]]:
 
 
 def test_the_forward_pass_is_that_of_transformers(model: Any, tokenizer: Any, theirs: Any) -> None:
-    from model import Cache
     from text import chat
 
     prompts = [tokenizer.encode(text).ids for text in ("The capital of France is", chat("Hello!"))]
-    caches = [Cache(model, 100) for _ in prompts]
-    ours = model.forward(caches, prompts)
-    then = model.forward(caches, [[5], [7]])
+    cache = model.cache([100] * len(prompts))
+    sequences = [cache.sequence() for _ in prompts]
+    ours = model.forward(cache, sequences, prompts)
+    then = model.forward(cache, sequences, [[5], [7]])
     for row, ids in enumerate(prompts):
         with torch.no_grad():
             logits = theirs(torch.tensor([[*ids, (5, 7)[row]]])).logits[0, -2:].numpy()
