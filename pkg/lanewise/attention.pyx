@@ -400,8 +400,9 @@ cdef class AttentionPlan:
     def time_scan(self, k_cache, v_cache, int64_t repeats, *, layout="HND"):
         """Benches: the nanoseconds of each run of a mere read of the keys and values that `run` meets."""
         cdef attend_args a
-        cache_side(k_cache, layout, "k_cache", &a.key, &a.k)
-        cache_side(v_cache, layout, "v_cache", &a.value, &a.v)
+        cdef Caches caches = Caches(k_cache, v_cache, layout, self.block_size)
+        fill_side(caches.k[None], &a.key, &a.k, "k_cache", False)
+        fill_side(caches.v[None], &a.value, &a.v, "v_cache", False)
         cdef cnp.ndarray out = np.empty((cnp.PyArray_DIM(self.tasks, 0), 16), np.uint32)
         a.table, a.queries, a.tasks, a.out = whole(self.table), whole(self.queries), whole(self.tasks), whole(out)
         a.block_size, a.table_stride = self.block_size, cnp.PyArray_DIM(self.table, 1)
