@@ -118,9 +118,15 @@ struct sums {
   double mean, off;     /* of -y; by how much it can be wrong */
 };
 
-INLINE vf left_at(const struct cut *cut, size_t i, const float *z) {
-  vf v = v_load(z);
-  return v_select(is_kept(cut, i, v), v, v_set1(-INFINITY));
+/* The four vectors of block b, of what is left: -inf beside it. */
+INLINE void left_of_block(vf v[4], const struct course *w, const struct cut *cut, size_t b) {
+  float room[BLOCK];
+  const float *z = block_of(&w->j, b, room);
+  int all = w->kept.value == -INFINITY;
+  for (size_t i = 0; i < 4; i++) {
+    v[i] = v_load(z + LANES * i);
+    v[i] = all ? v[i] : v_select(is_kept(cut, b * BLOCK + LANES * i, v[i]), v[i], v_set1(-INFINITY));
+  }
 }
 
 static struct sums exact_sums(const struct course *w) {
@@ -132,10 +138,10 @@ static struct sums exact_sums(const struct course *w) {
     uint32_t adds = 0;
     for (size_t end = min_size(b + TALLY / 4, j->blocks); b < end; b++) {
       if (has_part(j, b, w->kept)) {
-        float room[BLOCK];
-        const float *z = block_of(j, b, room);
-        for (size_t i = 0; i < BLOCK; i += LANES) {
-          vf e, terms = terms_of_mean(&e, left_at(&cut, b * BLOCK + i, z + i), max, inverse);
+        vf v[4];
+        left_of_block(v, w, &cut, b);
+        for (size_t i = 0; i < 4; i++) {
+          vf e, terms = terms_of_mean(&e, v[i], max, inverse);
           tally(&mass, e);
           tally(&sum, terms);
         }
@@ -157,10 +163,10 @@ INLINE struct sums close_sums_as(const struct course *w, int with_mean) {
     vf e4[4] = {zero, zero, zero, zero}, y4[4] = {zero, zero, zero, zero};
     for (size_t end = min_size(b + LANES, j->blocks); b < end; b++) {
       if (has_part(j, b, w->kept)) {
-        float room[BLOCK];
-        const float *z = block_of(j, b, room);
+        vf v[4];
+        left_of_block(v, w, &cut, b);
         for (size_t i = 0; i < 4; i++) {
-          vf y = v_mul(v_sub(left_at(&cut, b * BLOCK + LANES * i, z + LANES * i), max), inverse), e = v_exp(y);
+          vf y = v_mul(v_sub(v[i], max), inverse), e = v_exp(y);
           e4[i] = v_add(e4[i], e);
           y4[i] = with_mean ? v_fma(e, v_min(v_sub(zero, y), most), y4[i]) : zero;
         }

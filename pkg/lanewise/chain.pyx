@@ -10,7 +10,7 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, integer, ragged_ids
 from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
-from lanewise._settings cimport draw, fill_edits, fill_numbers
+from lanewise._settings cimport draw, fill_edits, fill_penalties
 from lanewise.sampling cimport choose, support_of, tokens_out
 from lanewise._program import Dry, Program
 from lanewise.errors import InvalidLogitsError
@@ -197,7 +197,7 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
         to = <chain_row *>cnp.PyArray_DATA(rows_of_chain)
         first = <double *>cnp.PyArray_DATA(states)
     memset(to, 0, r.rows * sizeof(chain_row))
-    fill_numbers(p, r.rows, 1.0, 0, 1.0, 0.0, 1, repetition_penalty, frequency_penalty, presence_penalty)
+    fill_penalties(p, r.rows, repetition_penalty, frequency_penalty, presence_penalty)
     a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
     a.chain_rows.ptr, a.chain_rows.bytes = to, r.rows * sizeof(chain_row)
     a.rows, a.cols, a.dtype, a.x_stride, a.force_exact = r.rows, r.cols, r.dtype, r.stride, force_exact()
