@@ -163,6 +163,11 @@ static uint64_t top_a_limit(double a, uint64_t total) {
   return share_limit(a * (0x1p43 / (double)total), (uint64_t)1 << WEIGHT_BITS);
 }
 
+static void keep_top_a(struct candidates *c, double a) {
+  weigh(c);
+  keep_first(c, count_weighing(c, top_a_limit(a, c->total)), 0.0);
+}
+
 /* Typical: the nearest to the mean first, until they weigh `limit`; those as near above it in their order. first ..
    part - 1 and high .. end - 1 are, and which of them was the last. */
 struct nearest {

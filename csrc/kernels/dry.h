@@ -26,10 +26,15 @@ static size_t breaker_at(const struct chain_args *a, const struct chain_row *r, 
   return longest;
 }
 
-/* How many of the last ids lie behind the last breaker. */
+/* How many of the last ids lie behind the last breaker. Few ids are like the first of one: only these are looked at. */
 static size_t behind_breakers(const struct chain_args *a, const struct chain_row *r, struct ids h) {
-  for (size_t i = 0; r->breakers && i < h.count; i++) {
-    size_t length = breaker_at(a, r, h, i);
+  const int64_t *ids = a->breaker_ids.ptr, *offsets = (const int64_t *)a->breaker_offsets.ptr + r->first_breaker;
+  uint64_t alike = 0; /* a bit for what first ids leave when divided by 64 */
+  for (int64_t b = 0; b < r->breakers; b++) {
+    alike |= (uint64_t)1 << (ids[offsets[b]] & 63);
+  }
+  for (size_t i = 0; alike && i < h.count; i++) {
+    size_t length = alike >> (h.id[h.count - 1 - i] & 63) & 1 ? breaker_at(a, r, h, i) : 0;
     if (length) {
       return i + 1 - length;
     }
