@@ -269,7 +269,7 @@ struct attend_task {
   int64_t first_chunk, end_chunk;
 };
 
-enum { ATTEND_CHUNK = 256, ATTEND_ROWS = 32 };
+enum { ATTEND_CHUNK = 256, ATTEND_ROWS = 128 };
 enum { ATTEND_MASK_NONE, ATTEND_MASK_BOOL, ATTEND_MASK_ADDED };
 
 /* rows are tasks for attend, queries for attend_merge. A state is the maximum of a chunk's scores, the sum of its

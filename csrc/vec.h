@@ -7,6 +7,7 @@
      So v_max(x, acc) drops the NaNs of x; who must know of them asks v_unord or n_see.
    - Reductions halve and combine: 64 to 16 by vectors, then lanes i and i + 8, + 4, + 2, + 1.
    - A mask (vm) is all or nothing in each lane; m_bits gives lane 0 in bit 0.
+   - HELD vectors can be summed into with room left in the registers for what is summed.
    - Integer words wrap modulo 2^32; weights are exact in 64 bits, so their order cannot show.
 
    Words

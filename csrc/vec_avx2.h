@@ -11,6 +11,7 @@ typedef struct {
   __m256 lo, hi; /* lanes of all ones or all zeros */
 } vm;
 typedef __m256i vw;
+enum { HELD = 4 };
 
 INLINE vf vf2(__m256 lo, __m256 hi) { return (vf){lo, hi}; }
 INLINE vu vu2(__m256i lo, __m256i hi) { return (vu){lo, hi}; }
@@ -74,7 +75,11 @@ INLINE __m256 i8x8(const int8_t *p) {
 }
 INLINE vf v_load_i8(const int8_t *p) { return vf2(i8x8(p), i8x8(p + 8)); }
 
-INLINE vf v_twice(const float *p) { return vf2(_mm256_loadu_ps(p), _mm256_loadu_ps(p)); }
+INLINE vf v_twice(const float *p) {
+  __m256 half = _mm256_loadu_ps(p);
+  __asm__("" : "+x"(half)); /* or gcc reads it again for each use: loads are what the dot products wait for */
+  return vf2(half, half);
+}
 INLINE vf v_pair(const float *a, const float *b) { return vf2(_mm256_loadu_ps(a), _mm256_loadu_ps(b)); }
 INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) {
   return vf2(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)a)),

@@ -9,6 +9,7 @@ typedef __m512 vf;
 typedef __m512i vu;
 typedef __mmask16 vm;
 typedef __m512i vw;
+enum { HELD = 16 };
 
 INLINE vm first_lanes(size_t n) { return (vm)((1u << n) - 1u); }
 

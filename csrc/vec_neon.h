@@ -9,6 +9,7 @@ typedef struct {
 } vu;
 typedef vu vm; /* lanes of all ones or all zeros */
 typedef uint64x2_t vw;
+enum { HELD = 4 };
 
 #define QUARTERS(type, expr)    \
   type r_;                      \

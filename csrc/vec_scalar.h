@@ -13,6 +13,7 @@ typedef struct {
   uint32_t m[LANES]; /* 0 or ~0 */
 } vm;
 typedef uint64_t vw;
+enum { HELD = 4 };
 
 #define EACH(type, field, expr)     \
   type r_;                          \

@@ -36,7 +36,7 @@ struct tile {
   int64_t first, end, all_from, all_to;     /* what any row sees, what all rows see */
   int k_direct, v_direct;                   /* whether the products can read keys, values as they lie */
   float *q, *q_sums;                        /* [rows][k_width], and the sum of each row */
-  float *scores;                            /* [rows][ATTEND_CHUNK]; then weights */
+  float *scores;                            /* [rows][SCORES_ROW]; then weights */
   float *maxima;                            /* [rows][LANES] */
   float *m, *sums, *values;                 /* a chunk's states: [rows], [rows], [rows][v_width] */
   float *all_m, *all_sums, *all_values;     /* those of all chunks so far */
@@ -78,7 +78,7 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   size_t rows = t->rows, wider = t->k_width > t->v_width ? t->k_width : t->v_width;
   t->q = carve(&scratch, rows * t->k_width);
   t->q_sums = carve(&scratch, rows);
-  t->scores = carve(&scratch, rows * ATTEND_CHUNK);
+  t->scores = carve(&scratch, rows * SCORES_ROW);
   t->maxima = carve(&scratch, rows * LANES);
   t->m = carve(&scratch, rows);
   t->sums = carve(&scratch, rows);
@@ -121,16 +121,25 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
 
 /* ---- where a chunk's keys and values are ---- */
 
-INLINE void scales_at(const struct span *scales, const struct side *s, int64_t block, int64_t head, int64_t token,
-                      float *scale, float *zero) {
-  bytes p = (bytes)scales->ptr + block * s->scale_block + head * s->scale_head + token * s->scale_token;
-  memcpy(scale, p, sizeof *scale);
-  memcpy(zero, p + sizeof *scale, sizeof *zero);
-}
-
 INLINE void no_key(const struct tile *t, struct keys *keys, size_t i) {
   keys->k[i] = keys->v[i] = (bytes)t->zeros;
   keys->k_scale[i] = keys->k_zero[i] = keys->v_scale[i] = keys->v_zero[i] = 0.0f;
+}
+
+/* Where `n` rows of a block lie, and the scale and zero of each. */
+INLINE void point_at(bytes *to, float *scale, float *zero, const struct side *s, const struct span *memory,
+                     const struct span *scales, int64_t block, int64_t head, int64_t token, int64_t n) {
+  bytes row = (bytes)memory->ptr + row_offset(s, 0, block, head, token);
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = row + i * s->token;
+  }
+  if (s->dtype == DTYPE_I8) {
+    bytes p = (bytes)scales->ptr + scale_offset(s, 0, block, head, token);
+    for (int64_t i = 0; i < n; i++, p += s->scale_token) {
+      memcpy(scale + i, p, sizeof *scale);
+      memcpy(zero + i, p + sizeof *scale, sizeof *zero);
+    }
+  }
 }
 
 static void find_keys(const struct tile *t, struct keys *keys, int64_t chunk) {
@@ -155,35 +164,33 @@ static void find_keys(const struct tile *t, struct keys *keys, int64_t chunk) {
   }
   for (int64_t i = first; i < end;) {
     int64_t ordinal = (start + i) / a->block_size, token = start + i - ordinal * a->block_size, block = blocks[ordinal];
-    int64_t stop = least(end, i + a->block_size - token);
-    bytes k_row = (bytes)a->k.ptr + block * k->block + head * k->head + token * k->token;
-    bytes v_row = (bytes)a->v.ptr + block * v->block + head * v->head + token * v->token;
-    for (; i < stop; i++, token++, k_row += k->token, v_row += v->token) {
-      if (block < 0) {
-        keys->holes[i / LANES] |= (uint16_t)(1u << i % LANES);
-        no_key(t, keys, (size_t)i);
-        continue;
-      }
-      keys->k[i] = k_row;
-      keys->v[i] = v_row;
-      if (k->dtype == DTYPE_I8) {
-        scales_at(&a->k_scales, k, block, head, token, keys->k_scale + i, keys->k_zero + i);
-      }
-      if (v->dtype == DTYPE_I8) {
-        scales_at(&a->v_scales, v, block, head, token, keys->v_scale + i, keys->v_zero + i);
-      }
+    int64_t n = least(end - i, a->block_size - token);
+    if (block >= 0) {
+      point_at(keys->k + i, keys->k_scale + i, keys->k_zero + i, k, &a->k, &a->k_scales, block, head, token, n);
+      point_at(keys->v + i, keys->v_scale + i, keys->v_zero + i, v, &a->v, &a->v_scales, block, head, token, n);
+      i += n;
+      continue;
+    }
+    for (; n > 0; n--, i++) {
+      keys->holes[i / LANES] |= (uint16_t)(1u << i % LANES);
+      no_key(t, keys, (size_t)i);
     }
   }
 }
 
-/* Keys or values as whole vectors of float32, which the products can read: into t->wide. */
-static void widen_rows(const struct tile *t, size_t width, const bytes *rows, size_t n, const struct side *s) {
-  const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES;
+/* Keys or values as whole vectors of float32, which the products can read: into t->wide. Asks for the rows `ahead`, if
+   there are. */
+static void widen_rows(const struct tile *t, size_t width, const bytes *rows, const bytes *ahead, size_t n,
+                       const struct side *s) {
+  const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES, size = (size_t)size_of_element(s->dtype);
   const int dtype = (int)s->dtype;
   float *wide = t->wide;
   for (size_t i = 0; i < n; i++, wide += width) {
     bytes row = rows[i] == (bytes)t->zeros ? rows[i] : packed_row(s, rows[i], t->packed);
     for (size_t d = 0; d < whole; d += LANES) {
+      if (ahead && d * size % 64 == 0) {
+        prefetch_far(ahead[i] + d * size);
+      }
       v_store(wide + d, load_any(row, d, dtype));
     }
     if (whole < width) {
@@ -276,7 +283,7 @@ INLINE vn take_scores(const struct tile *t, size_t key, size_t row, size_t n, co
     }
     x[i] = score;
     v_store(t->maxima + r * LANES, v_max(score, v_load(t->maxima + r * LANES)));
-    v_store(t->scores + r * ATTEND_CHUNK + key, score);
+    v_store(t->scores + r * SCORES_ROW + key, score);
   }
   for (size_t i = n; i < FOUR; i++) {
     x[i] = scale;
@@ -287,7 +294,6 @@ INLINE vn take_scores(const struct tile *t, size_t key, size_t row, size_t n, co
 static int score_keys(const struct tile *t) {
   const struct keys *keys = t->now;
   const struct side *k = &t->a->key;
-  const size_t size = (size_t)(k->dim * size_of_element(k->dtype));
   const dots_fn *products_of = dots_of[t->k_direct ? k->dtype : DTYPE_F32];
   bytes widened[SOME_KEYS];
   float products[SOME_KEYS * FOUR] = {0};
@@ -299,12 +305,13 @@ static int score_keys(const struct tile *t) {
     const bytes *rows = keys->k + key;
     const bytes *ahead = rows_ahead(keys->k, key, keys->to, keys->v, keys->from, keys->to);
     if (!t->k_direct) {
-      widen_rows(t, t->k_width, rows, SOME_KEYS, k);
+      widen_rows(t, t->k_width, rows, ahead, SOME_KEYS, k);
       rows = widened;
+      ahead = NULL;
     }
     for (size_t r = 0; r < t->rows; r += FOUR) {
       size_t n = min_size(t->rows - r, FOUR);
-      products_of[n - 1](products, rows, ahead, size, t->q + r * t->k_width, t->k_width);
+      products_of[n - 1](products, rows, ahead, t->q + r * t->k_width, t->k_width);
       nans = take_scores(t, key, r, n, products, nans);
       ahead = NULL;
     }
@@ -325,7 +332,7 @@ INLINE int has_nan(const float *x, size_t from, size_t to) {
 /* Scores to weights exp(score - m), and their sum. A NaN or +inf among the scores makes all of the row NaN. */
 INLINE void weigh_row(const struct tile *t, size_t row, int any_nan) {
   const struct keys *keys = t->now;
-  float *x = t->scores + row * ATTEND_CHUNK, m = v_max_across(v_load(t->maxima + row * LANES));
+  float *x = t->scores + row * SCORES_ROW, m = v_max_across(v_load(t->maxima + row * LANES));
   if (m == INFINITY || (any_nan && has_nan(x, keys->from, keys->to))) {
     t->m[row] = INFINITY;
     t->sums[row] = NAN;
@@ -370,13 +377,13 @@ static void sum_values(const struct tile *t) {
     const bytes *rows = keys->v + key;
     const bytes *ahead = rows_ahead(keys->v, key, keys->to, next->k, next->from, next->to);
     if (!t->v_direct) {
-      widen_rows(t, t->v_width, rows, SOME_KEYS, v);
+      widen_rows(t, t->v_width, rows, ahead, SOME_KEYS, v);
       rows = widened;
       ahead = NULL;
     }
     for (size_t r = 0; r < t->rows; r += FOUR) {
       size_t n = min_size(t->rows - r, FOUR);
-      sum_of[n - 1](t->values + r * t->v_width, t->v_width, t->scores + r * ATTEND_CHUNK + key, rows, SOME_KEYS, ahead);
+      sum_of[n - 1](t->values + r * t->v_width, t->v_width, t->scores + r * SCORES_ROW + key, rows, SOME_KEYS, ahead);
       ahead = NULL;
     }
   }
@@ -386,14 +393,14 @@ static void sum_values(const struct tile *t) {
    an infinity is a NaN. */
 static void sum_seen(const struct tile *t, size_t row) {
   const struct keys *keys = t->now;
-  float *sums = t->values + row * t->v_width, *weights = t->scores + row * ATTEND_CHUNK;
+  float *sums = t->values + row * t->v_width, *weights = t->scores + row * SCORES_ROW;
   fill(sums, t->v_width, 0.0f);
   for (size_t key = keys->from; key < keys->to; key += LANES) {
     vf ignored = v_set1(0.0f);
     for (unsigned bits = seen(t, row, key, &ignored); bits; bits &= bits - 1) {
       size_t i = key + (size_t)__builtin_ctz(bits);
       bytes wide = (bytes)t->wide;
-      widen_rows(t, t->v_width, keys->v + i, 1, &t->a->value);
+      widen_rows(t, t->v_width, keys->v + i, NULL, 1, &t->a->value);
       weighted_of[DTYPE_F32][0](sums, t->v_width, weights + i, &wide, 1, NULL);
     }
   }
@@ -405,7 +412,7 @@ static void attend_chunk(const struct tile *t) {
   float zeros[ATTEND_ROWS];
   for (size_t r = 0; r < t->rows; r++) {
     weigh_row(t, r, any_nan);
-    zeros[r] = quantised ? weigh_codes(t, t->scores + r * ATTEND_CHUNK) : 0.0f;
+    zeros[r] = quantised ? weigh_codes(t, t->scores + r * SCORES_ROW) : 0.0f;
   }
   sum_values(t);
   for (size_t r = 0; r < t->rows; r++) {

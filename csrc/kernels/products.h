@@ -4,6 +4,9 @@
    many rows or keys share a pass. Up to four rows share what is loaded of a key or a value. Rows are whole vectors. */
 
 enum { FOUR = 4, SOME_KEYS = LANES };
+enum {
+  SCORES_ROW = ATTEND_CHUNK + LANES
+}; /* floats: were it a power of two, rows would push each other out of the cache */
 
 typedef const char *bytes;
 
@@ -26,24 +29,25 @@ INLINE vf load_any(bytes p, size_t d, int dtype) {
   return dtype == DTYPE_I8 ? v_load_i8((const int8_t *)p + d) : row_load(p, d, dtype);
 }
 
-/* Rows are asked for KEYS_AHEAD keys before they are wanted, into the second level of the caches: in the first, what
-   waits for memory takes the place of what is being read (Zen 4, 2026-11-30: float32 from memory takes 2.4 times as
-   long). */
+/* Rows are asked for KEYS_AHEAD keys before they are wanted, and into the second level of the caches: in the first,
+   what waits for memory takes the place of what is being read (Zen 4, 2026-11-30: float32 from memory takes 2.4 times
+   as long). A line at a time, between the products: many at once would wait for one another. */
 enum { KEYS_AHEAD = 32 };
-INLINE void ask_for(bytes p, size_t size) {
-  for (size_t i = 0; i < size; i += 64) {
-    prefetch_far(p + i);
-  }
-}
 
-/* Dot products of `rows` rows of q with 2 * pairs keys: t[key][row of four]. */
-INLINE void some_dots(float *t, const bytes *keys, const float *q, size_t dim, int dtype, int rows, int pairs) {
-  vf acc[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) {
+/* Dot products of `rows` rows of q with 2 * pairs keys: t[key][row of four]. Asks for the rows `ahead`, if there are.
+ */
+INLINE void some_dots(float *t, const bytes *keys, const bytes *ahead, const float *q, size_t dim, int dtype, int rows,
+                      int pairs) {
+  const size_t size = (size_t)size_of_element(dtype);
+  vf acc[HELD];
+#pragma GCC unroll 16
+  for (int i = 0; i < (pairs * rows + 3) / 4 * 4; i++) {
     acc[i] = v_set1(0.0f);
   }
   for (size_t d = 0; d < dim; d += 8) {
+    for (int i = 0; ahead && d * size % 64 == 0 && i < 2 * pairs; i++) {
+      prefetch_far(ahead[i] + d * size);
+    }
     vf k[4];
 #pragma GCC unroll 4
     for (int p = 0; p < pairs; p++) {
@@ -59,13 +63,13 @@ INLINE void some_dots(float *t, const bytes *keys, const float *q, size_t dim, i
     }
   }
   if (rows == FOUR) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < pairs; p++) {
       v_sum_eights(t + 2 * p * FOUR, acc + p * FOUR);
     }
     return;
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int i = 0; i < pairs * rows; i += 4) {
     float sums[8];
     v_sum_eights(sums, acc + i);
@@ -79,15 +83,14 @@ INLINE void some_dots(float *t, const bytes *keys, const float *q, size_t dim, i
   }
 }
 
-/* The same for SOME_KEYS keys, asking for the rows `ahead` meanwhile, if there are. */
-INLINE void dots(float *t, const bytes *keys, const bytes *ahead, size_t ahead_size, const float *q, size_t dim,
-                 int dtype, int rows) {
-  const int pairs = rows == 1 ? 4 : rows == 4 ? 1 : 2;
+/* How many vectors of keys or values are met at once with so many rows: 1, 2 or 4. */
+INLINE int vectors_with(int rows) { return rows * 4 <= HELD ? 4 : rows * 2 <= HELD ? 2 : 1; }
+
+/* The same for SOME_KEYS keys. */
+INLINE void dots(float *t, const bytes *keys, const bytes *ahead, const float *q, size_t dim, int dtype, int rows) {
+  const int pairs = vectors_with(rows);
   for (int k = 0; k < SOME_KEYS; k += 2 * pairs) {
-    for (int i = 0; ahead && i < 2 * pairs; i++) {
-      ask_for(ahead[k + i], ahead_size);
-    }
-    some_dots(t + k * FOUR, keys + k, q, dim, dtype, rows, pairs);
+    some_dots(t + k * FOUR, keys + k, ahead ? ahead + k : NULL, q, dim, dtype, rows, pairs);
   }
 }
 
@@ -95,25 +98,26 @@ INLINE void dots(float *t, const bytes *keys, const bytes *ahead, size_t ahead_s
    place of the values `ahead`, if there are. */
 INLINE void some_weighted(float *acc, size_t width, const float *weights, const bytes *values, size_t n, size_t d,
                           const bytes *ahead, int dtype, int rows, int vectors) {
-  vf a[8];
-#pragma GCC unroll 8
+  const size_t size = (size_t)size_of_element(dtype);
+  vf a[HELD];
+#pragma GCC unroll 16
   for (int i = 0; i < rows * vectors; i++) {
     a[i] = v_load(acc + (size_t)(i / vectors) * width + d + (size_t)(i % vectors) * LANES);
   }
   for (size_t k = 0; k < n; k++) {
-    if (ahead) {
-      ask_for(ahead[k] + d * (size_t)size_of_element(dtype), (size_t)(vectors * LANES * size_of_element(dtype)));
-    }
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; j++) {
+      if (ahead && (size_t)j * LANES * size % 64 == 0) {
+        prefetch_far(ahead[k] + (d + (size_t)j * LANES) * size);
+      }
       vf v = load_any(values[k], d + (size_t)j * LANES, dtype);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; r++) {
-        a[r * vectors + j] = v_fma(v_set1(weights[(size_t)r * ATTEND_CHUNK + k]), v, a[r * vectors + j]);
+        a[r * vectors + j] = v_fma(v_set1(weights[(size_t)r * SCORES_ROW + k]), v, a[r * vectors + j]);
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < rows * vectors; i++) {
     v_store(acc + (size_t)(i / vectors) * width + d + (size_t)(i % vectors) * LANES, a[i]);
   }
@@ -121,7 +125,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
 
 INLINE void weighted(float *acc, size_t width, const float *weights, const bytes *values, size_t n, const bytes *ahead,
                      int dtype, int rows) {
-  const int vectors = rows == 1 ? 4 : rows == 2 ? 2 : 1;
+  const int vectors = vectors_with(rows);
   const size_t step = (size_t)vectors * LANES;
   size_t d = 0;
   for (; d + step <= width; d += step) {
@@ -137,17 +141,16 @@ INLINE void weighted(float *acc, size_t width, const float *weights, const bytes
 }
 
 /* One function a dtype and number of rows, for both products. */
-typedef void (*dots_fn)(float *t, const bytes *keys, const bytes *ahead, size_t ahead_size, const float *q, size_t dim);
+typedef void (*dots_fn)(float *t, const bytes *keys, const bytes *ahead, const float *q, size_t dim);
 typedef void (*weighted_fn)(float *acc, size_t width, const float *weights, const bytes *values, size_t n,
                             const bytes *ahead);
-#define PRODUCTS(name, dtype, rows)                                                                           \
-  static void dots_##name(float *t, const bytes *keys, const bytes *ahead, size_t ahead_size, const float *q, \
-                          size_t dim) {                                                                       \
-    dots(t, keys, ahead, ahead_size, q, dim, dtype, rows);                                                    \
-  }                                                                                                           \
-  static void weighted_##name(float *acc, size_t width, const float *weights, const bytes *values, size_t n,  \
-                              const bytes *ahead) {                                                           \
-    weighted(acc, width, weights, values, n, ahead, dtype, rows);                                             \
+#define PRODUCTS(name, dtype, rows)                                                                          \
+  static void dots_##name(float *t, const bytes *keys, const bytes *ahead, const float *q, size_t dim) {     \
+    dots(t, keys, ahead, q, dim, dtype, rows);                                                               \
+  }                                                                                                          \
+  static void weighted_##name(float *acc, size_t width, const float *weights, const bytes *values, size_t n, \
+                              const bytes *ahead) {                                                          \
+    weighted(acc, width, weights, values, n, ahead, dtype, rows);                                            \
   }
 #define PRODUCTS_OF(name, dtype) \
   PRODUCTS(name##1, dtype, 1) PRODUCTS(name##2, dtype, 2) PRODUCTS(name##3, dtype, 3) PRODUCTS(name##4, dtype, 4)

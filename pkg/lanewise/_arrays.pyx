@@ -171,11 +171,10 @@ cdef object readable(object x, str name):
     if is_bfloat16(dtype):
         array = array.view(BFLOAT16)
     elif dtype.kind == "f" and dtype.itemsize in (2, 4, 8):
-        native = np.dtype(f"f{min(dtype.itemsize, 4)}")
         if dtype.itemsize == 8:
             array = to_float32(array)
         elif not dtype.isnative:
-            array = array.astype(native)
+            array = array.astype(dtype.newbyteorder("="))
     else:
         raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {dtype}")
     if array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.itemsize or not array.flags.aligned:

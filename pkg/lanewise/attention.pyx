@@ -41,6 +41,27 @@ cdef cnp.ndarray integers(object x, str name, int axes):
     return np.array(array, np.int64, order="C")  # its own: what is checked must stay so
 
 
+# Native, aligned, no stride below 0.
+cdef bint is_forward(cnp.ndarray a):
+    cdef int i
+    for i in range(cnp.PyArray_NDIM(a)):
+        if cnp.PyArray_STRIDE(a, i) < 0:
+            return False
+    return cnp.PyArray_ISNOTSWAPPED(a) and cnp.PyArray_ISALIGNED(a)
+
+
+# Whether what is read, all spans before `out`, is in what will be written.
+cdef bint reads_out(const attend_args *a):
+    cdef const span *s
+    cdef char *out = <char *>a.out.ptr
+    cdef int i
+    for i in range(&a.out - <const span *>a):
+        s = <const span *>a + i
+        if <char *>s.ptr < out + a.out.bytes and out < <char *>s.ptr + s.bytes:
+            return True
+    return False
+
+
 @cython.final
 @cython.internal
 cdef class Caches:
@@ -130,11 +151,8 @@ cdef object canonical(object array, str axes, object block_size):
 
 # What a kernel can read where it is, or a copy.
 cdef object in_place(cnp.ndarray view):
-    cdef int i, last = cnp.PyArray_NDIM(view) - 1
-    cdef bint direct = cnp.PyArray_ISALIGNED(view) and cnp.PyArray_ISNOTSWAPPED(view)
-    for i in range(last + 1):
-        direct &= cnp.PyArray_STRIDE(view, i) >= 0
-    if last == 4:  # pieces
+    cdef bint direct = is_forward(view)
+    if cnp.PyArray_NDIM(view) == 5:  # pieces
         direct &= cnp.PyArray_STRIDE(view, 4) == cnp.PyArray_ITEMSIZE(view) or cnp.PyArray_DIM(view, 4) == 1
     return view if direct else (<object>view).astype(view.dtype.newbyteorder("="), order="C")
 
@@ -355,12 +373,13 @@ cdef class AttentionPlan:
         fill_side(k[None], &a.key, &a.k, "k_cache", False)
         fill_side(v[None], &a.value, &a.v, "v_cache", False)
         k_factors, v_factors = caches.scales(k_scales, v_scales, &a.key, &a.value, &a.k_scales, &a.v_scales)
-        if k.shape[1] != self.num_kv_heads or k.shape[2] != self.block_size:
+        blocks, heads, tokens = k.shape[:3]
+        if heads != self.num_kv_heads or tokens != self.block_size:
             raise ValueError(f"k_cache must have {self.num_kv_heads} heads and {self.block_size} tokens a block as planned, "
-                             f"got {k.shape[1]} and {k.shape[2]}")
-        if self.highest_block >= k.shape[0]:
+                             f"got {heads} and {tokens}")
+        if self.highest_block >= blocks:
             b, i = np.argwhere(self.table == self.highest_block)[0]
-            raise ValueError(f"block_table[{b}, {i}] must be in [0, {k.shape[0] - 1}], got {self.highest_block}")
+            raise ValueError(f"block_table[{b}, {i}] must be in [0, {blocks - 1}], got {self.highest_block}")
         queries = readable(q, "q")
         if queries.shape != (self.num_queries, self.num_heads, a.key.dim):
             raise ValueError(f"q must have shape {(self.num_queries, self.num_heads, a.key.dim)}, got {queries.shape}")
@@ -370,25 +389,29 @@ cdef class AttentionPlan:
         masked = self.read_mask(mask, &a)
         shape = (self.num_queries, self.num_heads, a.value.dim)
         result = np.empty(shape, np.float32) if out is None else check_out(out, shape, cnp.NPY_FLOAT32, "out")
-        written = result
-        if out is not None and (not cnp.PyArray_IS_C_CONTIGUOUS(result) or not cnp.PyArray_ISALIGNED(result) or any(
-                [x is not None and np.may_share_memory(result, x)
-                 for x in (wide, k, v, k_factors, v_factors, masked, slopes, sinks)])):
-            written = np.empty(shape, np.float32)
         lse = np.empty(shape[:2], np.float32) if return_lse else None
         k_width, v_width = (a.key.dim + 15) // 16 * 16, (a.value.dim + 15) // 16 * 16
-        states = np.empty((self.slots * self.num_heads, 2 + v_width), np.float32)
         a.scale = 1 / sqrt(<double>a.key.dim) if scale is None else number(scale, "scale", -FLT_MAX, FLT_MAX)
         a.soft_cap = 0.0 if soft_cap is None else number(soft_cap, "soft_cap", 0.0, FLT_MAX)
         a.lse_unit = unit_of(lse_base)
         a.q, a.slopes, a.sinks = whole(wide), memory_of(slopes), memory_of(sinks)
         a.mask = memory_of(masked)
         a.table, a.queries, a.tasks = whole(self.table), whole(self.queries), whole(self.tasks)
-        a.out, a.states, a.lse = whole(written), whole(states), memory_of(lse)
+        a.out, a.states, a.lse = whole(result), memory_of(None), memory_of(None)
+        written = result
+        if out is not None and (not cnp.PyArray_IS_C_CONTIGUOUS(result) or not cnp.PyArray_ISALIGNED(result)
+                                or reads_out(&a)):
+            written = np.empty(shape, np.float32)
+            a.out = whole(written)
+        if lse is not None:
+            a.lse = whole(lse)
+        if self.slots:
+            states = np.empty((self.slots * self.num_heads, 2 + v_width), np.float32)
+            a.states = whole(states)
         a.heads, a.block_size, a.table_stride = self.num_heads, self.block_size, cnp.PyArray_DIM(self.table, 1)
         a.rows, a.first_row = cnp.PyArray_DIM(self.tasks, 0), 0
         if a.rows:
-            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 300) + 18 * max(k_width, v_width))
+            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 320) + 18 * max(k_width, v_width))
             run(OP_attend, &a, a.cols, <int64_t>(self.pairs / a.rows * (a.key.dim + a.value.dim) / 2) + 1000)
         if self.slots:
             a.rows, a.cols = self.num_queries, 8 * v_width
@@ -426,7 +449,7 @@ cdef class AttentionPlan:
         if array.ndim not in shapes or array.shape[:-1] != shapes[array.ndim] or array.shape[-1] < self.longest:
             raise ValueError(f"mask must have shape (K,), ({self.num_queries}, K) or ({self.num_queries}, "
                              f"{self.num_heads}, K), K at least {self.longest}, got {array.shape}")
-        if array.strides[-1] != array.itemsize and array.shape[-1] > 1 or not array.flags.aligned:
+        if array.strides[-1] != array.itemsize and array.shape[-1] > 1 or not is_forward(array):
             array = array.copy()
         a.mask_query = array.strides[0] if array.ndim > 1 else 0
         a.mask_head = array.strides[1] if array.ndim > 2 else 0
