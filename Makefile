@@ -61,6 +61,9 @@ test-pythons: $(VENV)/built
 sanitize: $(VENV)/built
 	tests/emulate/sanitize.sh
 
+sanitize-slow: $(VENV)/built
+	tests/emulate/sanitize.sh -m slow -k "Long or for_long" tests/test_pool.py tests/test_kvcache.py
+
 wheels: $(VENV)/built
 	tests/emulate/wheels.sh
 
@@ -77,4 +80,4 @@ lint: $(VENV)/linters
 clean:
 	rm -rf $(VENV) .build build dist pkg/*.egg-info pkg/lanewise/*.c pkg/lanewise/*.so .*_cache .hypothesis
 
-.PHONY: all demo generate bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize wheels lint clean
+.PHONY: all demo generate bench test test-slow test-neon test-avx512 test-old-cpu test-pythons test-compat sanitize sanitize-slow wheels lint clean

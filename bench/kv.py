@@ -1,9 +1,8 @@
-"""The bars of the KV-cache, on one thread, through the Python call: blocks moved, beside C loops over the same ids."""
+"""The bars of the KV-cache, on one thread, through the Python call, beside C loops over the same ids and other code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -13,14 +12,12 @@ import lanewise
 from lanewise import _ops
 from lanewise._caches import last_level_cache
 
-from . import kv_pool, peers
+from . import kv_pool, kv_transfer, kv_transformers, peers
 from .bars import Row, line, markdown
 from .report import View
+from .taking import LOOPS, Turn, over_loop, taken
 
 KIB, MIB = 1 << 10, 1 << 20
-LOOPS = "copy_each", "stream_each"
-
-Turn = Callable[[int], float]  # of the number of a turn: the nanoseconds one call takes
 
 
 class Place(NamedTuple):
@@ -114,27 +111,9 @@ def index_copy(at: Place, inner: int) -> Turn:
     return turn
 
 
-def taken(ways: dict[str, Turn], turns: int, flush: Callable[[], object] = lambda: None) -> dict[str, np.ndarray]:
-    """Every way's nanoseconds, turn by turn, in another order each turn; a first turn is left out."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    rng, number = np.random.default_rng(0), 0
-    for _ in range(turns + 1):
-        for name in rng.permutation(list(ways)):
-            flush()
-            times[name].append(ways[name](number))
-            number += 1
-    return {name: np.array(ns[1:]) for name, ns in times.items()}
-
-
 def emptied() -> Callable[[], object]:
     """Reads until nothing else is in the caches: a way would pay for writing back what the one before it left there."""
     return np.ones(3 * last_level_cache() // 8, np.int64).max
-
-
-def over_loop(took: dict[str, np.ndarray], loops: tuple[str, ...] = LOOPS) -> tuple[float, str]:
-    best = min(loops, key=lambda name: float(np.median(took[name])))
-    note = ", ".join(f"{name or 'lanewise'} {np.median(ns) / 1e3:.1f} us" for name, ns in took.items())
-    return float(np.median(took[""] / took[best])), note
 
 
 def beside(what: str, count: int, took: dict[str, np.ndarray], peer: str, least: float, note: str = "") -> Row:
@@ -188,8 +167,11 @@ def zeros(quick: bool) -> Iterator[Row]:
 
 def measured(quick: bool) -> Iterator[Row]:
     lanewise.set_num_threads(1)
-    for part in (partial(cold, quick), partial(hot, quick), partial(zeros, quick), kv_pool.rows):
-        yield from part()
+    for part in (cold, hot, zeros, kv_transfer.rows):
+        yield from part(quick)
+    yield from kv_pool.rows()
+    if "transformers" in peers.installed():
+        yield from kv_transformers.rows(quick)
 
 
 VIEW = View("The bars of the KV-cache", "the bars of the KV-cache", Row, measured, "", line, markdown)

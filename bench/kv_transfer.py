@@ -1,44 +1,26 @@
-"""Rows of keys and values on their way, beside plain C loops over the same slots: `python -m bench.kv_transfer`.
+"""Rows of keys and values on their way: the bars of appending, and what conversions take.
 
-One thread; ours and the loop in turns, medians of the ratios.
+`python -m bench.kv_transfer`. A step of decoding writes where nothing was written lately, so here rows miss the CPU's
+caches: each turn has slots of its own in a KV-cache that is larger than they are.
 """
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from time import perf_counter_ns
 
 import ml_dtypes
 import numpy as np
 
 import lanewise
+from lanewise import PagedKVCache, _ops, append_kv
+
+from .bars import Row, line
+from .taking import Turn, over_loop, taken
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-LOOP = """
-#include <stdint.h>
-#include <string.h>
-/* rows of each layer and head, scattered: what append has to do at least */
-void append(char *to, const char *from, const int64_t *slots, int64_t layers, int64_t n, int64_t heads, int64_t row,
-            int64_t tokens, int64_t layer, int64_t block, int64_t head, int64_t token) {
-  for (int64_t l = 0; l < layers; l++)
-    for (int64_t i = 0; i < n; i++)
-      for (int64_t h = 0; h < heads; h++)
-        memcpy(to + l * layer + slots[i] / tokens * block + h * head + slots[i] % tokens * token,
-               from + ((l * n + i) * heads + h) * row, row);
-}
-"""
-
-
-def loop() -> ctypes.CDLL:
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "loop.c"), Path(folder, "loop.so")
-        source.write_text(LOOP)
-        subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", library, source], check=True)
-        return ctypes.CDLL(str(library))
+HEADS, DIM, BLOCK = 8, 128, 16
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -53,26 +35,65 @@ def ratio(ours: Callable[[], object], theirs: Callable[[], object], repeats: int
     return float(np.median(times[:, 0])), float(np.median(times[:, 1])), float(np.median(times[:, 0] / times[:, 1]))
 
 
-def append(layout: str, batch: int = 32, layers: int = 32, heads: int = 8, dim: int = 128, blocks: int = 512) -> None:
-    """A token of each sequence, each at another place of another block."""
+# ---- a token of each sequence ----
+
+
+def row_numbers(cache: PagedKVCache, slots: np.ndarray) -> np.ndarray:
+    """Where the loop has to write keys, then values: rows of the region, of a head or of all heads of a token."""
+    g = cache.geometry
+    keys, values = cache.keys(), cache.values()
+    row = DIM * 2 * (1 if g.layout == "HND" else g.num_kv_heads)
+    heads = np.arange(g.num_kv_heads if g.layout == "HND" else 1) * keys.strides[2]
+    tokens = slots // BLOCK * keys.strides[1] + slots % BLOCK * keys.strides[3]
+    layers = np.arange(g.num_layers) * keys.strides[0]
+    at = (layers[:, None, None] + tokens[:, None] + heads).ravel()
+    apart = values.ctypes.data - keys.ctypes.data
+    numbers: np.ndarray = np.concatenate([at, at + apart]) // row
+    return numbers
+
+
+def appends(layout: str, batch: int, layers: int, turns: int) -> Iterator[Row]:
     rng = np.random.default_rng(0)
-    shape = (layers, 2, blocks, 16, heads, dim) if layout == "NHD" else (layers, 2, blocks, heads, 16, dim)
-    cache = np.zeros(shape, BF16)
-    k, v = (rng.standard_normal((layers, batch, heads, dim)).astype(BF16) for _ in range(2))
-    slots = rng.permutation(blocks)[:batch] * 16 + rng.integers(0, 16, batch)
-    c, stride = loop(), dict(zip("L2N", cache.strides[:3], strict=True))
-    head, token = (cache.strides[4], cache.strides[3]) if layout == "NHD" else cache.strides[3:5]
+    cache = PagedKVCache(layers, 3 * batch, HEADS, DIM, block_size=BLOCK, dtype=BF16, layout=layout, touch=True)
+    both = rng.standard_normal((2, layers, batch, HEADS, DIM)).astype(BF16)
+    seqs = [cache.sequence() for _ in range(batch)]
+    lengths = np.arange(batch) % BLOCK
+    cache.reserve(seqs, lengths)
+    blocks = 3 * batch
+    slots = [rng.permutation(blocks)[:batch] * BLOCK + rng.integers(0, BLOCK, batch) for _ in range(64)]
+    width = DIM * (HEADS if layout == "NHD" else 1)
+    rows, region = both.view(np.uint16).reshape(-1, width), cache._storage.region.view(np.uint16).reshape(-1, width)
+    sources, targets = np.arange(len(rows)), [row_numbers(cache, each) for each in slots]
 
-    def theirs() -> None:
-        for x, half in ((k, 0), (v, 1)):
-            run = (1, heads * dim * 2) if layout == "NHD" else (heads, dim * 2)  # the heads of a token are one row
-            sizes = (layers, batch, *run, 16, stride["L"], stride["N"], head, token)
-            to = cache.ctypes.data + half * stride["2"]
-            c.append(*map(ctypes.c_void_p, (to, x.ctypes.data, slots.ctypes.data)), *map(ctypes.c_int64, sizes))
+    def stateless(turn: int) -> float:
+        start = perf_counter_ns()
+        append_kv(both[0], both[1], cache.keys(), cache.values(), slots[turn % 64], layout="LNHTD")
+        return perf_counter_ns() - start
 
-    axes = "L2NTHD" if layout == "NHD" else "L2NHTD"
-    ours, loops, times = ratio(lambda: lanewise.append_kv(k, v, cache, None, slots, layout=axes), theirs)
-    print(f"append a token, {layout}, B {batch}: {ours * 1e6:.0f} us, C loop {loops * 1e6:.0f} us, {times:.2f} x (1.3)")
+    def paged(turn: int) -> float:
+        if seqs[0].length > BLOCK:  # then each has taken a second block on the way
+            for seq, length in zip(seqs, lengths, strict=True):
+                seq.truncate(length)
+        start = perf_counter_ns()
+        cache.append(seqs, both[0], both[1])
+        return perf_counter_ns() - start
+
+    def copies(turn: int) -> float:
+        return float(_ops.run_moves("copy_each", rows, region, sources, targets[turn % 64], 1)[0])
+
+    ways: dict[str, Turn] = {"append_kv": stateless, "PagedKVCache.append": paged, "copy_each": copies}
+    took = taken(ways, turns)
+    for name in ("append_kv", "PagedKVCache.append"):
+        over, note = over_loop({"": took[name], "copy_each": took["copy_each"]}, ("copy_each",))
+        yield Row(f"{name}, a token each, {layout}", batch, over, 1.3, "x the loop", f"{layers} layers: {note}")
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    for layout in ("NHD", "HND"):
+        yield from appends(layout, 4, 2, 2) if quick else appends(layout, 32, 32, 60)
+
+
+# ---- conversions ----
 
 
 def convert(source: object, target: object, tokens: int = 8192, heads: int = 8, dim: int = 128, **rope: object) -> None:
@@ -107,9 +128,8 @@ def convert(source: object, target: object, tokens: int = 8192, heads: int = 8, 
 
 def main() -> None:
     lanewise.set_num_threads(1)
-    for layout in ("NHD", "HND"):
-        append(layout)
-        append(layout, 1)
+    for row in rows(False):
+        print(line(row))
     for source, target in (
         (np.float32, BF16),
         (np.float32, np.float16),

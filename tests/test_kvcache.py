@@ -336,6 +336,9 @@ def test_a_cache_lies_in_memory_of_the_users(tmp_path: Path) -> None:
             assert_holds(cache, seq, model)
             assert bytes(memoryview(buffer).cast("B")) == cache._storage.region.tobytes() != bytes(size)
             del cache, seq
+        there = shared_memory.SharedMemory(shared.name)  # as another process would have it
+        assert bytes(there.buf[:size]) == aligned.tobytes()
+        there.close()
     finally:
         shared.close()
         shared.unlink()

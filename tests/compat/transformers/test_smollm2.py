@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import lanewise.compat.transformers as compat
+from lanewise.compat._transformers_cache import PagedLayer
 
 import page
 
@@ -98,6 +99,26 @@ def test_greedy_text_is_the_same_by_all_routes(model: Any, tokenizer: Any, their
             new = [i for i in ids[0, prompt.shape[1] :].tolist() if i != theirs.config.eos_token_id]
             assert {way: text[name] for way, text in texts.items()} == dict.fromkeys(WAYS, new)
     assert "Moon" in tokenizer.decode(texts["lanewise"]["Moon"])
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+def test_greedy_text_is_the_same_over_paged_cache_and_by_either_attention(tokenizer: Any, theirs: Any) -> None:
+    from text import chat
+
+    long = chat("Say in short: " + "the Moon is a rock that goes around the Earth, and tides follow. " * 14)
+    asked = [tokenizer.encode(chat(talks()[0].question)).ids, tokenizer.encode(long).ids]
+    assert len(asked[1]) < 256 < len(asked[1]) + MOST  # so that the blocks grow on the way
+    most = max(map(len, asked))
+    pad = theirs.config.pad_token_id
+    prompts = torch.tensor([[pad] * (most - len(ids)) + ids for ids in asked])
+    told = {"attention_mask": (torch.arange(most) >= most - torch.tensor([[len(ids)] for ids in asked])).long()}
+    want = theirs.generate(prompts, do_sample=False, max_new_tokens=MOST, **told)
+    for attention in ("lanewise", "sdpa"):  # left at what it was
+        theirs.set_attn_implementation(attention)
+        cache = compat.PagedCache(theirs.config)
+        got = theirs.generate(prompts, do_sample=False, max_new_tokens=MOST, past_key_values=cache, **told)
+        assert torch.equal(got, want), attention
+        assert all(type(layer) is PagedLayer and layer.room is not None for layer in cache.layers)
 
 
 def test_a_talks_text_does_not_depend_on_the_others(model: Any, tokenizer: Any) -> None:
