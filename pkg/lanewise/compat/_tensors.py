@@ -47,6 +47,18 @@ def mapped(function: Any, fields: Any) -> Any:
     return type(fields)(*done) if hasattr(fields, "_fields") else tuple(done)
 
 
+def plain(tensor: Any) -> Any:
+    """The tensor, without what autograd knows of it."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def writable(tensor: Any, name: str) -> Any:
+    """`plain`, and its memory is what it shows."""
+    if tensor.is_neg():
+        raise TypeError(f"{name} must be a tensor that can be written to, and not a negated view of another")
+    return plain(tensor)
+
+
 def array(tensor: Any) -> np.ndarray[Any, Any]:
     """The tensor's own memory as an array; of a dtype NumPy has."""
     return np.asarray(tensor.detach())

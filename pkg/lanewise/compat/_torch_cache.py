@@ -16,7 +16,7 @@ import lanewise
 
 from .._arrays import as_array
 from ..errors import InvalidLogitsError
-from ._tensors import Tensor, as_tensors, torch
+from ._tensors import Tensor, as_tensors, plain, torch, writable
 
 DTYPES = {torch.float32: np.dtype(np.float32), torch.float16: np.dtype(np.float16), torch.bfloat16: "bfloat16"}
 
@@ -51,9 +51,7 @@ def as_given(value: Any, name: str, back: dict[int, Any] | None) -> Any:
     if isinstance(value, Tensor):
         if value.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(f"{name} requires a gradient, and none is passed on; detach(), or torch.no_grad()")
-        if back is not None and value.is_neg():
-            raise TypeError(f"{name} must be a tensor that can be written to, and not a negated view of another")
-        array = as_array(value.detach() if value.requires_grad else value, name)
+        array = as_array(plain(value) if back is None else writable(value, name), name)
         if back is not None:
             back[id(array)] = value
         return array
