@@ -11,7 +11,7 @@ import numpy as np
 
 import lanewise
 
-from ._tensors import array, tensor, torch
+from ._tensors import array, plain, tensor, torch, writable
 
 Array = np.ndarray[Any, Any]
 Tensor = Any  # torch.Tensor: torch has types only where it is installed
@@ -35,7 +35,7 @@ def halves(paged_kv_cache: Any) -> tuple[Tensor, Tensor]:
         keys, values = paged_kv_cache.unbind(1)
     else:
         raise KeyError(f"Unrecognized paged_kv_cache type {type(paged_kv_cache)}, expect a tensor or a tuple of two")
-    return keys.detach(), values.detach()
+    return plain(keys), plain(values)
 
 
 # ---- page tables ----
@@ -74,10 +74,12 @@ class Pages:
 
 
 def integers(given: Tensor, name: str) -> Array:
-    numbers = array(given).astype(np.int64)
+    numbers = array(given)
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {given.dtype}")
     if numbers.ndim != 1:
         raise ValueError(f"{name} must be 1D, got {numbers.ndim}D")
-    return numbers
+    return numbers.astype(np.int64)
 
 
 def refuse(bad: Array, name: str, numbers: Array, rule: str) -> None:
@@ -111,7 +113,7 @@ def get_batch_indices_positions(
     made = []
     for given, name, fill in ((batch_indices, "batch_indices", -1), (positions, "positions", 0)):
         if given is None:
-            given = torch.empty(nnz, dtype=torch.int32)
+            given = torch.empty(nnz, dtype=torch.int32, device="cpu")
         checked_out(given, (nnz,), torch.int32, name)
         made.append(given.fill_(fill))
     total = int(starts[-1])
@@ -163,9 +165,8 @@ def append_paged_kv_cache(
     slots = np.full(len(requests), -1, np.int64)
     entry = pages.starts[requests[counted]] + at[counted] // size
     slots[counted] = pages.indices[entry] * size + at[counted] % size
-    lanewise.append_kv(
-        append_key.detach(), append_value.detach(), keys, values, slots, layout=kv_layout, duplicates="last"
-    )
+    keys, values = writable(keys, "paged_kv_cache"), writable(values, "paged_kv_cache")
+    lanewise.append_kv(plain(append_key), plain(append_value), keys, values, slots, layout=kv_layout, duplicates="last")
 
 
 # ---- attention states ----
@@ -173,7 +174,7 @@ def append_paged_kv_cache(
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over two sets of keys, (L, heads, head_dim) with log2 of its sums, (L, heads), as if over both."""
-    v, s = lanewise.merge_state(*(each.detach() for each in (v_a, s_a, v_b, s_b)), lse_base="2")
+    v, s = lanewise.merge_state(*map(plain, (v_a, s_a, v_b, s_b)), lse_base="2")
     return tensor(v, v_a.dtype), tensor(s)
 
 
@@ -185,15 +186,15 @@ def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor,
         if rows.shape != s.shape[:1]:
             raise ValueError(f"mask must have shape {tuple(s.shape[:1])}, got {tuple(mask.shape)}")
         merged, sums = torch.where(rows[:, None, None], merged, v), torch.where(rows[:, None], sums, s)
-    v.detach().copy_(merged)
-    s.detach().copy_(sums)
+    plain(v).copy_(merged)
+    plain(s).copy_(sums)
 
 
 def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """merge_state for any number of sets: (L, sets, heads, head_dim) and (L, sets, heads)."""
     if v.ndim == 4 and v.shape[1] == 0:
-        return v.new_zeros((v.shape[0], *v.shape[2:])), torch.full((v.shape[0], v.shape[2]), -torch.inf)
-    merged, sums = lanewise.merge_states(v.detach(), s.detach(), lse_base="2")
+        return v.new_zeros((v.shape[0], *v.shape[2:])), s.new_full((v.shape[0], v.shape[2]), -torch.inf).float()
+    merged, sums = lanewise.merge_states(plain(v), plain(s), lse_base="2")
     return tensor(merged, v.dtype), tensor(sums)
 
 
@@ -253,7 +254,7 @@ class Planned:
         )
         self._pages, self._dtypes, self._window_left = pages, dtypes, window_left
         self._soft_cap = logits_soft_cap or None
-        self._scale = 1 / math.sqrt(width) if sm_scale is None else float(sm_scale)
+        self._scale = 1 / math.sqrt(max(1, width)) if sm_scale is None else float(sm_scale)
         self._mask: Any = None
 
     def _attend(
@@ -292,13 +293,13 @@ class Planned:
             scale *= 1.0 if factor is None else float(factor)
         direct = out is not None and out.dtype == torch.float32
         found = self._plan.run(
-            q.detach(),
+            plain(q),
             keys,
             values,
             layout=self._kv_layout,
             scale=scale,
             soft_cap=self._soft_cap,
-            sinks=None if sinks is None else sinks.detach().float(),
+            sinks=None if sinks is None else plain(sinks).float(),
             mask=self._mask,
             return_lse=return_lse,
             lse_base=lse_base,

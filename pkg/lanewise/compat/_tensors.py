@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import as_array
+from .._arrays import BFLOAT16, as_array
 from ._host import need
 
 torch: Any = need("torch", package="torch", works="2.13")
@@ -28,16 +28,35 @@ def as_arrays(out: Any) -> Any:
     return as_array(out.detach() if out.requires_grad else out, "out")
 
 
-def as_tensors(result: Any) -> Any:
-    """What lanewise returned, its arrays as tensors; Python's numbers and None as they are."""
+def as_tensors(result: Any, known: dict[int, Any] | None = None) -> Any:
+    """What lanewise returned, its arrays as tensors; Python's numbers and None as they are.
+
+    known: the tensors of arrays, by their ids, that are to be given back themselves.
+    """
     if isinstance(result, np.ndarray | np.generic):
+        if known and id(result) in known:
+            return known[id(result)]
+        if result.dtype == BFLOAT16:
+            return from_numpy(np.asarray(result).view(np.int16)).view(torch.bfloat16)
         return from_numpy(np.asarray(result))
-    return mapped(as_tensors, result) if isinstance(result, tuple) else result
+    return mapped(lambda field: as_tensors(field, known), result) if isinstance(result, tuple) else result
 
 
 def mapped(function: Any, fields: Any) -> Any:
     done = [function(field) for field in fields]
     return type(fields)(*done) if hasattr(fields, "_fields") else tuple(done)
+
+
+def plain(tensor: Any) -> Any:
+    """The tensor, without what autograd knows of it."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def writable(tensor: Any, name: str) -> Any:
+    """`plain`, and its memory is what it shows."""
+    if tensor.is_neg():
+        raise TypeError(f"{name} must be a tensor that can be written to, and not a negated view of another")
+    return plain(tensor)
 
 
 def array(tensor: Any) -> np.ndarray[Any, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import lanewise
 
 from .. import layouts, moves
-from ._tensors import array, tensor, torch
+from ._tensors import array, plain, tensor, torch, writable
 
 Tensor = Any  # torch.Tensor: torch has types only where it is installed
 
@@ -24,10 +24,6 @@ FLOATS = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 def named(error: Exception, theirs: str, ours: str) -> Exception:
     """An error of lanewise's that calls the argument what it is called here."""
     return type(error)(re.sub(rf"\b{ours}(?=\[| must)", theirs, str(error)))
-
-
-def plain(given: Tensor) -> Tensor:
-    return given.detach() if given.requires_grad else given
 
 
 # ---- new tokens ----
@@ -97,8 +93,8 @@ def append(
         lanewise.append_kv(
             key,
             value,
-            plain(key_cache),
-            plain(value_cache),
+            writable(key_cache, "key_cache"),
+            writable(value_cache, "value_cache"),
             slot_mapping,
             layout=layout,
             k_scales=scales[0],
@@ -147,7 +143,9 @@ def swap_blocks(src: Tensor, dst: Tensor, block_size_in_bytes: Any = None, block
         block_size_in_bytes, block_mapping = None, block_size_in_bytes
     if block_mapping is None:
         raise TypeError("swap_blocks() needs a block_mapping")
-    src, dst = plain(src), plain(dst)
+    if not len(block_mapping):
+        return
+    src, dst = plain(src), writable(dst, "dst")
     if block_size_in_bytes is not None:
         src, dst = (in_blocks(side, name, block_size_in_bytes) for side, name in ((src, "src"), (dst, "dst")))
     try:
@@ -213,11 +211,11 @@ class SchedulerMetadata:
     def not_far_ahead(self, window: int) -> Any:
         """(queries, keys): without causality vLLM's window reaches as far ahead as back, and a plan's only back."""
         counts = self.query_start_loc.diff()
-        if counts.max() <= window:
+        if not len(counts) or counts.max() <= window:
             return None
         behind = torch.repeat_interleave(self.seq_lens - self.query_start_loc[1:], counts)
-        positions = behind + torch.arange(len(behind))
-        return torch.arange(int(self.seq_lens.max())) < positions[:, None] + window
+        positions = behind + torch.arange(len(behind), device="cpu")
+        return torch.arange(int(self.seq_lens.max()), device="cpu") < positions[:, None] + window
 
 
 def cpu_attn_get_scheduler_metadata(

@@ -1,7 +1,7 @@
 """lanewise's functions on CPU tensors: tensors in, tensors out, no copies (docs/compat.md, section torch).
 
 A plain call goes straight to lanewise. Under torch.compile, and where a gradient is to be passed on, it is a custom op,
-which costs some 150 us (_torch_ops).
+which costs some 150 us (_torch_ops). What is of the KV-cache, attention, beams and drafts is in _torch_cache.
 """
 
 from __future__ import annotations
@@ -20,28 +20,64 @@ from ..sampling import Support
 from ..scoring import Logprobs
 from . import _fakes, _gradients
 from ._tensors import Tensor, as_arrays, as_tensors, entropy, from_numpy, torch
+from ._torch_cache import (
+    AttentionPlan,
+    append_kv,
+    attention_step,
+    beam_step,
+    copy_blocks,
+    decode_attention,
+    extend_attention,
+    gather_blocks,
+    gather_kv,
+    merge_state,
+    merge_states,
+    permute_blocks,
+    relayout,
+    scatter_blocks,
+    swap_blocks,
+    verify_draft,
+    zero_blocks,
+)
 from ._torch_ops import define
 
 __all__ = [
+    "AttentionPlan",
+    "append_kv",
     "apply_bias",
     "apply_penalties",
     "apply_token_bitmask",
     "argmax",
+    "attention_step",
+    "beam_step",
+    "copy_blocks",
+    "decode_attention",
+    "extend_attention",
+    "gather_blocks",
+    "gather_kv",
     "log_softmax",
     "logprobs",
     "logsumexp",
+    "merge_state",
+    "merge_states",
     "min_p_mask",
+    "permute_blocks",
+    "relayout",
     "sample",
     "sample_from_probs",
     "sample_n",
     "scale",
+    "scatter_blocks",
     "softmax",
+    "swap_blocks",
     "top_k",
     "top_k_mask",
     "top_k_renorm",
     "top_p_mask",
     "top_p_renorm",
     "verify",
+    "verify_draft",
+    "zero_blocks",
 ]
 
 is_compiling, array_type = torch.compiler.is_compiling, np.ndarray

@@ -216,7 +216,7 @@ def rejection_sample(
     ids, starts = array(draft_token_ids), np.concatenate([[0], np.cumsum(num_draft_tokens, dtype=np.int64)])
     assert target_logits.shape[0] == len(ids) == starts[-1]
     requests = _Requests(ids, starts, target_logits, bonus_token_ids.flatten())
-    output = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32)
+    output = torch.full((len(num_draft_tokens), max_spec_len + 1), -1, dtype=torch.int32, device="cpu")
     greedy = np.full(len(output), sampling_metadata.all_greedy)
     if not (sampling_metadata.all_greedy or sampling_metadata.all_random):
         greedy = array(sampling_metadata.temperature == 0)

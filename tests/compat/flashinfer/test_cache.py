@@ -149,6 +149,26 @@ def test_append_refuses_before_it_writes(changed, match):
     assert not torch.equal(halves[0], before[0])
 
 
+def test_append_refuses_what_is_no_integer_or_cannot_be_written_to():
+    told = made(1, HEADS, DIM), made(1, HEADS, DIM)
+    tables = TABLES.indices, TABLES.indptr, TABLES.last
+    given, _ = caches("NHD", "one")
+    with pytest.raises(TypeError, match="positions must be integers"):
+        ours.append_paged_kv_cache(*told, ints(0), torch.zeros(1), given, *tables)
+    with pytest.raises(TypeError, match="paged_kv_cache must be a tensor that can be written to"):
+        ours.append_paged_kv_cache(*told, ints(0), ints(0), torch._neg_view(given), *tables)
+    before = given.clone()
+    ours.append_paged_kv_cache(told[0][:0], told[1][:0], ints(), ints(), given, *tables)
+    assert torch.equal(given, before)
+
+
+def test_a_batch_of_nobody():
+    wrapper = ours.BatchDecodeWithPagedKVCacheWrapper(None)
+    wrapper.plan(ints(0), ints(), ints(), QUERY_HEADS, HEADS, DIM, PAGE, q_data_type="float32")
+    out, lse = wrapper.run(torch.empty(0, QUERY_HEADS, DIM), caches("NHD", "one")[0], return_lse=True)
+    assert (out.shape, lse.shape) == ((0, QUERY_HEADS, DIM), (0, QUERY_HEADS))
+
+
 def test_layouts_and_caches_of_another_kind_are_flashinfers_errors():
     told = made(1, HEADS, DIM), made(1, HEADS, DIM), ints(0), ints(0)
     with pytest.raises(KeyError, match="Invalid kv_layout DNH"):

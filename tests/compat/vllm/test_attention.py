@@ -115,6 +115,17 @@ def test_rows_behind_the_planned_are_left_alone():
     assert output[-2:].isnan().all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_step_of_nobody(causal):
+    nobody = torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    metadata = ours.cpu_attn_get_scheduler_metadata(
+        0, 4, 2, DIM, nobody[0], torch.float32, nobody[1], causal, 3, "vec", True
+    )
+    caches, output = torch.zeros(2, BLOCKS, 2, BLOCK, DIM), torch.zeros(0, 4, DIM)
+    told = nobody[1], nobody[0], 1.0, causal, None, 3, torch.zeros(0, 4, dtype=torch.int32), 0.0, metadata, None
+    ours.cpu_attention_with_kv_cache(output, *caches, output, *told)
+
+
 def test_one_answer_for_all_in_dynamic_causal():
     step = Step(torch.float32)
     metadata, caches = step.metadata(ours), step.caches(ours)

@@ -120,6 +120,27 @@ def test_errors_come_before_anything_is_written(slots, dtype, scale, raised, mat
         assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
 
 
+def test_what_cannot_be_written_to_is_refused():
+    key, value = fused(torch.float32, 1)
+    caches, slots = made(2, BLOCKS, BLOCK, HEADS, DIM), torch.tensor([0])
+    with pytest.raises(TypeError, match="key_cache must be a tensor that can be written to"):
+        ours.reshape_and_cache_flash(key, value, torch._neg_view(caches[0]), caches[1], slots, "auto", 1.0, 1.0)
+    with pytest.raises(TypeError, match="dst"):
+        ours.swap_blocks(caches[0], torch._neg_view(caches[1]), torch.tensor([[0, 0]]))
+    one = [side[:1].expand(3, -1, -1, -1) for side in caches]
+    with pytest.raises(ValueError, match="share memory"):
+        ours.reshape_and_cache_flash(key, value, *one, slots, "auto", 1.0, 1.0)
+
+
+def test_nothing_to_do():
+    caches, empty = made(2, BLOCKS, BLOCK, HEADS, DIM), torch.empty(0, 2, dtype=torch.int64)
+    before = caches.clone()
+    ours.reshape_and_cache_flash(*made(2, 0, HEADS, DIM), *caches, empty[:, 0], "auto", 1.0, 1.0)
+    ours.swap_blocks(*caches, empty)
+    ours.swap_blocks(*caches[:, :0], 16, empty)
+    assert torch.equal(caches, before)
+
+
 def test_an_int8_cache_takes_its_scales_where_there_is_one_scale():
     """Which is lanewise's own: a scale and a zero for each row, written with it."""
     key, value = fused(torch.float32, 2)
