@@ -18,8 +18,8 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, integer, mask_array
 from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t, whole
 from lanewise._ops cimport *
-from lanewise import _plan, _whole, steps as _steps
-from lanewise._program import LAST, Program
+from lanewise import _plan, _program, _whole, steps as _steps
+from lanewise._program import Program
 from lanewise.chain import run_chain
 from lanewise.errors import InvalidLogitsError
 from lanewise.params import SamplingParams
@@ -119,7 +119,7 @@ cdef class _Plan:
         self.program = Program(last.steps if last is not None else ())
         self.codes = <const double *>cnp.PyArray_DATA(<cnp.ndarray>self.program.codes)
         self.lines = len(self.program.codes)
-        self.stateful = last is not None and last.steps[len(last.steps) - 1][0] in LAST
+        self.stateful = last is not None and last.steps[len(last.steps) - 1][0] in _program.LAST
         self.before = []
         for group in groups:
             if group.kind == "edit":
