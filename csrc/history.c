@@ -94,7 +94,7 @@ static int64_t slot_of(struct touched *t, const struct edit_row *row, int64_t id
   int64_t slot = t->count++;
   t->table[at] = (uint32_t)t->count;
   t->id[slot] = id;
-  t->before[slot] = logit_of(row, id);
+  t->before[slot] = t->relative ? 0.0f : logit_of(row, id);
   t->value[slot] = t->forced ? -INFINITY : t->before[slot];
   t->sum[slot] = 0.0f;
   t->times[slot] = 0;
@@ -458,11 +458,13 @@ static void edit_by_step(struct touched *t, const struct edit_step *s, const str
   }
 }
 
-int edit_by_text(struct touched *t, const struct edit_step *steps, int64_t count, const struct edit_row *row) {
+int edit_by_text(struct touched *t, const struct edit_step *steps, int64_t count, const struct edit_row *row,
+                 int relative) {
   int64_t window, bound = edits_bound(steps, count, row, &window);
   if (!reserve(t, bound, window)) {
     return -1;
   }
+  t->relative = relative;
   for (int64_t i = 0; i < count; i++) {
     edit_by_step(t, &steps[i], row);
   }
@@ -479,7 +481,9 @@ int64_t touched_lists(const struct touched *t, int64_t *ids, float *minus, float
       continue;
     }
     ids[n] = t->id[i];
-    minus[n] = value == -INFINITY ? 0.0f : -before;
+    if (minus) {
+      minus[n] = value == -INFINITY ? 0.0f : -before;
+    }
     plus[n++] = value;
   }
   return n;
