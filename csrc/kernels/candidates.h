@@ -163,8 +163,13 @@ static uint64_t top_a_limit(double a, uint64_t total) {
   return share_limit(a * (0x1p43 / (double)total), (uint64_t)1 << WEIGHT_BITS);
 }
 
-/* Typical: the nearest to the mean first, until they weigh `limit`; those of one y in their order. first .. part - 1
-   and high .. end - 1 are, and which of them was the last. */
+static void keep_top_a(struct candidates *c, double a) {
+  weigh(c);
+  keep_first(c, count_weighing(c, top_a_limit(a, c->total)), 0.0);
+}
+
+/* Typical: the nearest to the mean first, until they weigh `limit`; those as near above it in their order. first ..
+   part - 1 and high .. end - 1 are, and which of them was the last. */
 struct nearest {
   size_t first, part, high, end, last;
 };
@@ -186,7 +191,7 @@ static struct nearest nearest_of(const struct candidates *c, double mean, uint64
       continue;
     }
     t.first = t.high - 1;
-    while (t.first > 0 && y_of(c, t.first - 1) == y_of(c, t.high - 1)) {
+    while (t.first > 0 && (double)y_of(c, t.first - 1) + mean == over) {
       t.first--;
     }
     for (t.part = t.first; t.part < t.high && (before < limit || (double)taken < min_keep); taken++) {

@@ -12,8 +12,9 @@ struct course {
   struct judged j; /* until there is a list: what is left is `kept` of it */
   struct prefix kept;
   double temperature;
-  struct edits edits; /* j's, which can be added to */
-  float *own;         /* the values of all ids, once a step has given them others */
+  struct edits edits;     /* j's, which can be added to */
+  float *own;             /* the values of all ids, once a step has given them others */
+  struct nucleus nucleus; /* a top-p that is not known yet, if its top_p is below 1: draws can do without */
   int listed;
   struct candidates c;
   uint64_t coins;
@@ -89,6 +90,7 @@ static void start_list(struct course *w, struct list list, int is_prefix) {
   w->c = (struct candidates){.list = list, .temperature = w->temperature, .max = list.value[0], .is_prefix = is_prefix};
   w->c.weight = (uint64_t *)take(&w->scratch, (list.count + LANES) * sizeof *w->c.weight);
   w->listed = 1;
+  w->nucleus.top_p = 1.0; /* one that is not known is settled before, unless none but the first is kept */
 }
 
 /* The k first of what is left. */
@@ -109,28 +111,70 @@ static void list_all(struct course *w) {
   start_list(w, all, 1);
 }
 
-/* The weight of what is left, and the mean of -y by it. */
-static double mean_of_left(const struct course *w, uint64_t *total) {
+/* Sums over what is left: of weights, and of -y by weight. Either exact, or within CLOSE of it. */
+#define CLOSE 2e-6 /* float32 sums of 22 terms, weights rounded to 2^-44 */
+struct sums {
+  uint64_t least, most; /* that the weight can be */
+  double mean, off;     /* of -y; by how much it can be wrong */
+};
+
+INLINE vf left_at(const struct cut *cut, size_t i, const float *z) {
+  vf v = v_load(z);
+  return v_select(is_kept(cut, i, v), v, v_set1(-INFINITY));
+}
+
+static struct sums exact_sums(const struct course *w) {
   const struct judged *j = &w->j;
   const struct cut cut = cut_of(w->kept);
   const vf max = v_set1(j->max), inverse = v_set1(inverse_now(w));
-  vw mass = w_zero(), sum = w_zero();
-  for (size_t b = 0; b < j->blocks; b++) {
-    if (has_part(j, b, w->kept)) {
-      float room[BLOCK];
-      const float *z = block_of(j, b, room);
-      for (size_t i = 0; i < BLOCK; i += LANES) {
-        vf v = v_load(z + i), e;
-        v = v_select(is_kept(&cut, b * BLOCK + i, v), v, v_set1(-INFINITY));
-        vf terms = terms_of_mean(&e, v, max, inverse);
-        mass = w_add(mass, e);
-        sum = w_add(sum, terms);
+  struct tally mass = no_tally(), sum = no_tally();
+  for (size_t b = 0; b < j->blocks;) {
+    uint32_t adds = 0;
+    for (size_t end = min_size(b + TALLY / 4, j->blocks); b < end; b++) {
+      if (has_part(j, b, w->kept)) {
+        float room[BLOCK];
+        const float *z = block_of(j, b, room);
+        for (size_t i = 0; i < BLOCK; i += LANES) {
+          vf e, terms = terms_of_mean(&e, left_at(&cut, b * BLOCK + i, z + i), max, inverse);
+          tally(&mass, e);
+          tally(&sum, terms);
+        }
+        adds += 4;
       }
     }
+    settle_tally(&mass, adds);
+    settle_tally(&sum, adds);
   }
-  *total = w_total(mass);
-  return (double)w_total(sum) / (double)*total;
+  return (struct sums){mass.total, mass.total, (double)sum.total / (double)mass.total, 0.0};
 }
+
+INLINE struct sums close_sums_as(const struct course *w, int with_mean) {
+  const struct judged *j = &w->j;
+  const struct cut cut = cut_of(w->kept);
+  const vf max = v_set1(j->max), inverse = v_set1(inverse_now(w)), zero = v_set1(0.0f), most = v_set1(88.0f);
+  double mass = 0.0, sum = 0.0;
+  for (size_t b = 0; b < j->blocks;) {
+    vf e4[4] = {zero, zero, zero, zero}, y4[4] = {zero, zero, zero, zero};
+    for (size_t end = min_size(b + LANES, j->blocks); b < end; b++) {
+      if (has_part(j, b, w->kept)) {
+        float room[BLOCK];
+        const float *z = block_of(j, b, room);
+        for (size_t i = 0; i < 4; i++) {
+          vf y = v_mul(v_sub(left_at(&cut, b * BLOCK + LANES * i, z + LANES * i), max), inverse), e = v_exp(y);
+          e4[i] = v_add(e4[i], e);
+          y4[i] = with_mean ? v_fma(e, v_min(v_sub(zero, y), most), y4[i]) : zero;
+        }
+      }
+    }
+    mass += (double)sum_across64(e4);
+    sum += with_mean ? (double)sum_across64(y4) : 0.0;
+  }
+  double mean = sum / mass;
+  return (struct sums){(uint64_t)(mass * (1.0 - CLOSE) * 0x1p43), (uint64_t)(mass * (1.0 + CLOSE) * 0x1p43) + 1, mean,
+                       (3.0 * mean + 1.0) * CLOSE};
+}
+static struct sums close_mass(const struct course *w) { return close_sums_as(w, 0); }
+static struct sums close_sums(const struct course *w) { return close_sums_as(w, 1); }
 
 /* ---- bounds ---- */
 
@@ -175,8 +219,39 @@ static float bound_of_weight(const struct course *w, uint64_t limit) {
   return edge_value(&e);
 }
 
-static void shorten_to_weight(struct course *w, uint64_t limit, double min_keep) {
-  shorten(w, (struct prefix){bound_of_weight(w, limit), w->n}, min_keep);
+static int any_between(const struct judged *j, float least, float below) {
+  const vf low = v_set1(least), high = v_set1(below);
+  unsigned found = 0;
+  for (size_t b = 0; b < j->blocks && !found; b++) {
+    if (j->maxima[b] >= least) {
+      float room[BLOCK];
+      const float *z = block_of(j, b, room);
+      for (size_t i = 0; i < BLOCK; i += LANES) {
+        vf v = v_load(z + i);
+        found |= m_bits(m_and(v_ge(v, low), v_gt(high, v)));
+      }
+    }
+  }
+  return found != 0;
+}
+
+/* What weighs a share of all that is left reaches this; of_top: a share of the share of the largest (top-a). Mostly it
+   is enough to know the weight of all closely. */
+static float bound_of_share(const struct course *w, double share, int of_top) {
+  struct sums sums = close_mass(w);
+  for (int exact = 0;; exact++) {
+    uint64_t least = of_top ? top_a_limit(share, sums.most) : share_limit(share, sums.least);
+    uint64_t most = of_top ? top_a_limit(share, sums.least) : share_limit(share, sums.most);
+    float low = bound_of_weight(w, least), high = least == most ? low : bound_of_weight(w, most);
+    if (exact || low == high || !any_between(&w->j, low, high)) {
+      return high;
+    }
+    sums.least = sums.most = exact_mass(&w->j, w->kept, inverse_now(w));
+  }
+}
+
+static void shorten_to_share(struct course *w, double share, int of_top, double min_keep) {
+  shorten(w, (struct prefix){bound_of_share(w, share, of_top), w->n}, min_keep);
 }
 
 /* ---- steps ---- */
@@ -195,9 +270,8 @@ static void cool_row_by_entropy(struct course *w, const double number[3]) {
   }
   size_t count = count_in(&w->j, w->kept);
   if (count > 1) {
-    uint64_t total;
-    double mean = mean_of_left(w, &total);
-    cool_row(w, dynamic_temperature(number, log_weight(total) + mean, count));
+    const struct sums sums = exact_sums(w);
+    cool_row(w, dynamic_temperature(number, log_weight(sums.least) + sums.mean, count));
   }
 }
 
@@ -216,11 +290,19 @@ static void first_of_row(struct course *w, double k, int ties_all) {
 
 static void top_p_of_row(struct course *w, const double number[3]) {
   if (number[0] < 1.0) {
-    struct nucleus nucleus = whole_nucleus(&w->j, inverse_now(w), number[0]);
-    nucleus.of = w->kept;
-    struct prefix p = nucleus_of_left(&nucleus, w->scratch).prefix;
-    p.end = number[2] != 0.0 ? w->n : p.end;
-    shorten(w, p, number[1]);
+    w->nucleus = whole_nucleus(&w->j, inverse_now(w), number[0]);
+    w->nucleus.of = w->kept;
+    w->nucleus.min_keep = number[1] < (double)w->n ? (size_t)number[1] : w->n;
+    w->nucleus.ties_all = number[2] != 0.0;
+  }
+}
+
+static void settle_nucleus(struct course *w) {
+  if (w->nucleus.top_p < 1.0) {
+    struct prefix p = nucleus_of_left(&w->nucleus, w->scratch).prefix;
+    p.end = w->nucleus.ties_all ? w->n : p.end;
+    w->nucleus.top_p = 1.0;
+    shorten(w, p, (double)w->nucleus.min_keep);
   }
 }
 
@@ -282,8 +364,7 @@ static void near_row(struct course *w, const double number[3]) {
 }
 
 static void exclude_from_row(struct course *w, const double number[3]) {
-  uint64_t total = exact_mass(&w->j, w->kept, inverse_now(w));
-  struct prefix above = {bound_of_weight(w, share_limit(number[1], total)), w->n};
+  struct prefix above = {bound_of_share(w, number[1], 0), w->n};
   above = shorter(w->kept, above);
   char *rest = w->scratch;
   struct list list = gather(&w->j, above, &rest);
@@ -329,19 +410,24 @@ static void keep_ring(struct ring *r, const struct edge *e, float from, float to
   }
 }
 
-/* Narrows to where the limit is reached: what is surely nearer goes into `within`, what is surely farther out. */
-static void narrow_ring(struct ring *r, const struct edge *e, uint64_t limit, float radius) {
-  float slack = (fabsf((float)e->mean) + 2.0f * radius + 1.0f) * 0x1p-22f, least = -slack, most = radius;
+/* Narrows to where the limit is reached, as far as that can be told: what is surely nearer goes into `within`, what is
+   surely farther out. Both must hold for a limit in least .. most and a mean that is `off`. */
+static void narrow_ring(struct ring *r, const struct edge *e, uint64_t least, uint64_t most, double off, float radius) {
+  float slack = (fabsf((float)e->mean) + 2.0f * radius + 1.0f) * 0x1p-22f + 2.0f * (float)off;
+  float low = -slack, high = radius;
   keep_ring(r, e, -1.0f, radius + 2.0f * slack);
-  while (r->left.count > FEW && most - least > 16.0f * slack) {
-    float middle = least + (most - least) * 0.5f;
-    if (r->within + mass_within(r, e, middle) >= limit) {
-      most = middle;
+  while (r->left.count > FEW && high - low > 16.0f * slack) {
+    float middle = low + (high - low) * 0.5f;
+    uint64_t mass = r->within + mass_within(r, e, middle);
+    if (mass >= most) {
+      high = middle;
       keep_ring(r, e, -1.0f, middle + 2.0f * slack);
-    } else {
-      least = middle;
+    } else if (mass < least) {
+      low = middle;
       r->within += mass_within(r, e, middle - 2.0f * slack);
       keep_ring(r, e, middle - 2.0f * slack, INFINITY);
+    } else {
+      return;
     }
   }
 }
@@ -371,31 +457,49 @@ static void keep_up_to(struct course *w, struct edge e, float z, uint32_t id) {
   }
 }
 
-static void typical_of_row(struct course *w, const double number[3]) {
-  if (!(number[0] < 1.0)) {
-    return;
+/* Whether the order of c's candidates, and with it who is the last, is the same for all means that it can be. */
+static int is_last_for_sure(const struct candidates *c, double mean, double off, size_t last) {
+  double y = (double)y_of(c, last), distance = fabs(y + mean);
+  int sure = 1;
+  for (size_t i = 0; i < c->list.count; i++) {
+    double other = (double)y_of(c, i);
+    sure &= other == y || fabs(fabs(other + mean) - distance) > 4.0 * off;
   }
-  uint64_t total;
-  struct edge e = {.max = w->j.max, .inverse = inverse_now(w), .side = -1};
-  e.mean = mean_of_left(w, &total);
-  uint64_t limit = top_p_limit(number[0], total);
-  for (float radius = 2.0f;; radius *= 1.5f) {
+  return sure;
+}
+
+/* 0 if sums that are only close do not tell. */
+static int keep_typical(struct course *w, double p, struct sums sums) {
+  struct edge e = {.max = w->j.max, .inverse = inverse_now(w), .side = -1, .mean = sums.mean};
+  uint64_t least = top_p_limit(p, sums.least), most = top_p_limit(p, sums.most);
+  for (float radius = 2.0f; radius < 1000.0f; radius *= 1.5f) {
     char *rest = w->scratch;
     e.radius = (double)radius + 0x1p-8;
     const struct prefix near = {edge_value(&e), w->n};
     struct ring r = {gather(&w->j, shorter(w->kept, near), &rest), 0};
-    if (mass_within(&r, &e, radius) < limit) { /* at 88 all that weighs anything is within */
+    if (mass_within(&r, &e, radius) < most) { /* at 88 all that weighs anything is within */
       continue;
     }
-    narrow_ring(&r, &e, limit, radius);
+    narrow_ring(&r, &e, least, most, sums.off, radius);
     struct list spare = list_in(&rest, r.left.count);
     sort_list(&r.left, &spare);
     struct candidates c = {.list = r.left, .temperature = w->temperature, .max = e.max};
     c.weight = (uint64_t *)take(&rest, (c.list.count + LANES) * sizeof *c.weight);
     weigh(&c);
-    size_t last = nearest_of(&c, e.mean, limit - r.within, 0.0).last;
+    size_t last = nearest_of(&c, e.mean, least - r.within, 0.0).last;
+    if (sums.off > 0.0 &&
+        (nearest_of(&c, e.mean, most - r.within, 0.0).last != last || !is_last_for_sure(&c, e.mean, sums.off, last))) {
+      return 0;
+    }
     keep_up_to(w, e, c.list.value[last], c.list.id[last]);
-    return;
+    return 1;
+  }
+  return 0;
+}
+
+static void typical_of_row(struct course *w, const double number[3]) {
+  if (number[0] < 1.0 && !keep_typical(w, number[0], close_sums(w))) {
+    keep_typical(w, number[0], exact_sums(w));
   }
 }
 
@@ -463,7 +567,7 @@ static void learn_from(struct course *w, struct lesson *l, const struct chain_st
   } else if (w->listed) {
     keep_share(&w->c, mirostat_share(state[0]), 1.0);
   } else {
-    shorten_to_weight(w, share_limit(mirostat_share(state[0]), weigh_left(w)), 1.0);
+    shorten_to_share(w, mirostat_share(state[0]), 0, 1.0);
   }
   l->log_total = log_weight(weigh_left(w));
 }
@@ -486,11 +590,20 @@ static void update_state(const struct course *w, const struct lesson *l, size_t 
   }
 }
 
+static void keep_eta(struct course *w, const double number[3]) {
+  if (w->listed) {
+    double mean = mean_of(&w->c);
+    keep_share(&w->c, eta_share(number[0], log_weight(w->c.total) + mean), number[1]);
+  } else {
+    const struct sums sums = exact_sums(w);
+    double share = eta_share(number[0], log_weight(sums.least) + sums.mean);
+    shorten(w, (struct prefix){bound_of_weight(w, share_limit(share, sums.least)), w->n}, number[1]);
+  }
+}
+
 static void take_step(struct course *w, const struct chain_step *s) {
   struct candidates *c = w->listed ? &w->c : NULL;
   const double *number = s->number;
-  uint64_t total;
-  double mean;
   switch ((int)s->step) {
   case CHAIN_TEMPERATURE:
     c ? cool(c, number[0]) : cool_row(w, number[0]);
@@ -526,14 +639,12 @@ static void take_step(struct course *w, const struct chain_step *s) {
     break;
   case CHAIN_EPSILON:
     if (number[0] > 0.0) {
-      c ? keep_share(c, number[0], number[1]) : shorten_to_weight(w, share_limit(number[0], weigh_left(w)), number[1]);
+      c ? keep_share(c, number[0], number[1]) : shorten_to_share(w, number[0], 0, number[1]);
     }
     break;
   case CHAIN_ETA:
     if (number[0] > 0.0) {
-      mean = c ? mean_of(c) : mean_of_left(w, &total);
-      double share = eta_share(number[0], log_weight(c ? c->total : total) + mean);
-      c ? keep_share(c, share, number[1]) : shorten_to_weight(w, share_limit(share, total), number[1]);
+      keep_eta(w, number);
     }
     break;
   case CHAIN_TOP_H:
@@ -544,12 +655,7 @@ static void take_step(struct course *w, const struct chain_step *s) {
     break;
   case CHAIN_TOP_A:
     if (number[0] > 0.0) {
-      uint64_t limit = top_a_limit(number[0], weigh_left(w));
-      if (c) {
-        keep_first(c, count_weighing(c, limit), 0.0);
-      } else {
-        shorten_to_weight(w, limit, 0.0);
-      }
+      c ? keep_top_a(c, number[0]) : shorten_to_share(w, number[0], 1, 0.0);
     }
     break;
   case CHAIN_TAIL_FREE:
@@ -622,6 +728,16 @@ static struct winner draw_listed(struct course *w) {
   return gumbel_argmax(&row, everything, c->temperature, w->key);
 }
 
+/* With a top-p that is not known, of its winner it is asked whether that keeps it. */
+static struct winner draw_unlisted(struct course *w) {
+  struct winner won = gumbel_argmax(&w->j, w->kept, w->temperature, w->key);
+  while (w->nucleus.top_p < 1.0 && won.id < w->n && !is_in_nucleus(&w->nucleus, won)) {
+    w->kept = (struct prefix){won.z, won.id};
+    won = gumbel_argmax(&w->j, w->kept, w->temperature, w->key);
+  }
+  return won;
+}
+
 static void put_what_is_left(struct course *w, const struct sample_args *to, int64_t row) {
   uint64_t total = weigh_left(w);
   char *rest = w->scratch;
@@ -633,14 +749,22 @@ static int64_t run_row(const struct chain_args *a, const struct sample_args *edi
   const struct chain_row *r = (const struct chain_row *)a->chain_rows.ptr + row;
   const struct philox_key key = key_of(&a->params, row);
   double *state = (double *)a->state.ptr + 2 * row;
-  struct course w = {
-      .a = a, .key = &key, .n = (size_t)a->cols, .kept = everything, .temperature = 1.0, .scratch = scratch};
+  struct course w = {.a = a,
+                     .key = &key,
+                     .n = (size_t)a->cols,
+                     .kept = everything,
+                     .nucleus.top_p = 1.0,
+                     .temperature = 1.0,
+                     .scratch = scratch};
   struct lesson lesson = {.step = 0.0};
   if (!(a->force_exact ? list_whole(&w, edits, row) : judge_course(&w, edits, row))) {
     return -1;
   }
   const struct chain_step *s = (const struct chain_step *)a->steps.ptr + r->first_step;
   for (const struct chain_step *end = s + r->steps; s < end; s++) {
+    if (s->step != CHAIN_TEMPERATURE && s->step != CHAIN_RENORMALISE && s->step != CHAIN_MIN_P) {
+      settle_nucleus(&w);
+    }
     if (s->step >= CHAIN_MIROSTAT) {
       learn_from(&w, &lesson, s, state);
     } else {
@@ -648,9 +772,10 @@ static int64_t run_row(const struct chain_args *a, const struct sample_args *edi
     }
   }
   if (a->support_ids.ptr) {
+    settle_nucleus(&w);
     put_what_is_left(&w, edits, row);
   }
-  const struct winner won = w.listed ? draw_listed(&w) : gumbel_argmax(&w.j, w.kept, w.temperature, &key);
+  const struct winner won = w.listed ? draw_listed(&w) : draw_unlisted(&w);
   if (won.id >= w.n) { /* a row that changes meanwhile may leave nobody */
     return -1;
   }

@@ -56,19 +56,53 @@ static double least_mass(const struct judged *j, struct prefix p, float inverse)
   return total;
 }
 
+/* A sum of weights, to the bit what w_add makes, in fewer instructions: a weight is 2^23 times a whole number and a
+   rest, both small enough to add up many in 32 bits. Between settlings no more than TALLY adds. */
+enum { TALLY = 256 };
+struct tally {
+  vu high, low;
+  uint64_t total;
+};
+
+INLINE struct tally no_tally(void) { return (struct tally){u_set1(0), u_set1(0), 0}; }
+INLINE void tally(struct tally *t, vf e) {
+  const vf twelve = v_set1(12.0f); /* its last bit is worth 2^-20 */
+  vf high = v_add(e, twelve), rest = v_sub(e, v_sub(high, twelve));
+  t->high = u_add(t->high, v_bits(high));
+  t->low = u_add(t->low, v_bits(v_fma(rest, v_set1(0x1p43f), v_set1(0x1.8p23f))));
+}
+static void settle_lanes(uint64_t *total, const uint32_t high[LANES], const uint32_t low[LANES], uint32_t adds) {
+  for (size_t i = 0; i < LANES; i++) {
+    uint32_t whole = high[i] - adds * 0x41400000u, rest = low[i] - adds * 0x4b400000u; /* bits of 12 and of 1.5 2^23 */
+    *total += ((uint64_t)whole << 23) + (uint64_t)(int64_t)(int32_t)rest;
+  }
+}
+INLINE void settle_tally(struct tally *t, uint32_t adds) {
+  uint32_t high[LANES], low[LANES];
+  u_store(high, t->high);
+  u_store(low, t->low);
+  settle_lanes(&t->total, high, low, adds);
+  t->high = t->low = u_set1(0);
+}
+
 static uint64_t exact_mass(const struct judged *j, struct prefix p, float inverse) {
-  vw acc = w_zero();
-  for (size_t b = 0; b < j->blocks; b++) {
-    if (has_part(j, b, p)) {
-      float room[BLOCK];
-      vf e[4];
-      terms_in(e, block_of(j, b, room), b * BLOCK, p, j->max, inverse, 0);
-      for (size_t i = 0; i < 4; i++) {
-        acc = w_add(acc, e[i]);
+  struct tally mass = no_tally();
+  for (size_t b = 0; b < j->blocks;) {
+    uint32_t adds = 0;
+    for (size_t end = min_size(b + TALLY / 4, j->blocks); b < end; b++) {
+      if (has_part(j, b, p)) {
+        float room[BLOCK];
+        vf e[4];
+        terms_in(e, block_of(j, b, room), b * BLOCK, p, j->max, inverse, 0);
+        for (size_t i = 0; i < 4; i++) {
+          tally(&mass, e[i]);
+        }
+        adds += 4;
       }
     }
+    settle_tally(&mass, adds);
   }
-  return w_total(acc);
+  return mass.total;
 }
 
 static size_t count_in(const struct judged *j, struct prefix p) {

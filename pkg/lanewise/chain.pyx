@@ -1,7 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True
 """Programs of sampling steps, run: what Sampler is made on."""
 cimport numpy as cnp
-from libc.float cimport FLT_MAX
+from libc.float cimport DBL_MAX, FLT_MAX
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
@@ -18,78 +18,81 @@ from lanewise.errors import InvalidLogitsError
 cnp.import_array()
 
 
-# One for all rows or one a row, as (the different ones, which of them each row has; None: the only one).
+# One a row as (the different ones, which of them each row has).
 cdef tuple distinct(object given, object type_, str name, int64_t rows, bint optional):
-    if isinstance(given, type_) or (optional and given is None):
-        return [given], None
     if not isinstance(given, (list, tuple)) or not all(isinstance(one, type_) or (optional and one is None)
                                                        for one in given):
         raise TypeError(f"{name} must be a {type_.__name__}, or a list of them, one a row, got {given!r}")
     if len(given) != rows:
         raise ValueError(f"{name} must be one or one a row: {rows} rows, got {len(given)}")
-    places = {}
-    which = [places.setdefault(id(one), len(places)) for one in given]
-    different = {id(one): one for one in given}
-    return list(different.values()), which
+    places, different = {}, {id(one): one for one in given}
+    for key in different:
+        places[key] = len(places)
+    return list(different.values()), [places[id(one)] for one in given]
 
 
-cdef int fill_programs(chain_args *a, chain_row *to, object programs, list kept) except -1:
-    cdef int64_t i, first = 0
-    cdef chain_row *row
-    different, which = distinct(programs, Program, "programs", a.rows, False)
-    codes = different[0].codes if len(different) == 1 else np.concatenate([p.codes for p in different] or
-                                                                          [np.empty((0, 4))])
+# Each row's steps, and the states they begin with.
+cdef int fill_programs(chain_args *a, chain_row *to, double *first, object programs, list kept) except -1:
+    cdef int64_t i, steps
+    cdef cnp.ndarray codes
+    cdef const double *begin
+    if type(programs) is Program:
+        codes = programs.codes
+        steps = cnp.PyArray_DIM(codes, 0)
+        begin = <const double *>cnp.PyArray_DATA(<cnp.ndarray>programs.state)
+        for i in range(a.rows):
+            to[i].first_step, to[i].steps = 0, steps
+            first[2 * i], first[2 * i + 1] = begin[0], begin[1]
+    else:
+        different, which = distinct(programs, Program, "programs", a.rows, False)
+        codes = np.concatenate([program.codes for program in different] or [np.empty((0, 4))])
+        starts = np.cumsum([0, *(len(program.codes) for program in different)]).tolist()
+        begins = [program.state.tolist() for program in different]
+        for i in range(a.rows):
+            to[i].first_step, to[i].steps = starts[which[i]], starts[which[i] + 1] - starts[which[i]]
+            first[2 * i], first[2 * i + 1] = begins[which[i]]
     kept.append(codes)
     a.steps = whole(codes)
-    if which is None:
-        for i in range(a.rows):
-            to[i].first_step, to[i].steps = 0, cnp.PyArray_DIM(<cnp.ndarray>codes, 0)
-        return 0
-    places = []
-    for program in different:
-        places.append((first, len(program.codes)))
-        first += len(program.codes)
-    for i in range(a.rows):
-        row = &to[i]
-        row.first_step, row.steps = places[which[i]]
     return 0
+
+
+cdef void put_dry(chain_row *to, tuple told, int64_t first_breaker) noexcept:
+    to.dry_multiplier, to.dry_base, to.dry_allowed, to.dry_last_n, to.breakers = told
+    to.first_breaker = first_breaker
 
 
 cdef int fill_dry(chain_args *a, chain_row *to, rows_t *r, object dry, object history, list kept) except -1:
     cdef int64_t i
     cdef cnp.npy_intp count
-    cdef chain_row *row
     if dry is None:
         if history is not None:
             raise ValueError("history is given, but no dry= that looks at it")
         return 0
     if history is None:
         raise ValueError("dry needs history=")
-    different, which = distinct(dry, Dry, "dry", a.rows, True)
-    ids, offsets = ragged_ids(history, "history", r)
-    count = cnp.PyArray_DIM(<cnp.ndarray>ids, 0)
-    lengths = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-    a.history_ids, a.history_offsets, a.lengths = whole(ids), whole(offsets), whole(lengths)
-    places, breaker_ids, breaker_offsets = [], [], [np.zeros(1, np.int64)]
-    for one in different:
-        if one is None:
-            places.append((0.0, 0.0, 0, 0, 0, 0))
-            continue
-        multiplier, base, allowed, last_n = one.numbers.tolist()
-        places.append((multiplier, base, int(allowed), int(last_n), sum(map(len, breaker_offsets)) - 1,
-                       len(one.breakers)))
-        breaker_offsets.append(one.breaker_offsets[1:] + sum(map(len, breaker_ids)))
-        breaker_ids.append(one.breaker_ids)
-    if len(different) == 1 and different[0] is not None:
-        all_ids, all_offsets = different[0].breaker_ids, different[0].breaker_offsets
+    if type(dry) is Dry:
+        breaker_ids, breaker_offsets = dry.breaker_ids, dry.breaker_offsets
+        for i in range(a.rows):
+            put_dry(&to[i], dry.told, 0)
     else:
-        all_ids, all_offsets = np.concatenate(breaker_ids or [np.empty(0, np.int64)]), np.concatenate(breaker_offsets)
-    a.breaker_ids, a.breaker_offsets = whole(all_ids), whole(all_offsets)
-    kept += ids, offsets, lengths, all_ids, all_offsets
-    for i in range(a.rows):
-        row = &to[i]
-        (row.dry_multiplier, row.dry_base, row.dry_allowed, row.dry_last_n, row.first_breaker,
-         row.breakers) = places[0 if which is None else which[i]]
+        different, which = distinct(dry, Dry, "dry", a.rows, True)
+        ids, offsets, firsts, total = [np.empty(0, np.int64)], [np.zeros(1, np.int64)], [], 0
+        for one in different:
+            firsts.append(sum([len(some) for some in offsets]) - 1)
+            if one is not None:
+                offsets.append(one.breaker_offsets[1:] + total)
+                ids.append(one.breaker_ids)
+                total += len(one.breaker_ids)
+        breaker_ids, breaker_offsets = np.concatenate(ids), np.concatenate(offsets)
+        for i in range(a.rows):
+            if different[which[i]] is not None:
+                put_dry(&to[i], different[which[i]].told, firsts[which[i]])
+    history_ids, history_offsets = ragged_ids(history, "history", r)
+    count = cnp.PyArray_DIM(<cnp.ndarray>history_ids, 0)
+    lengths = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
+    a.history_ids, a.history_offsets, a.lengths = whole(history_ids), whole(history_offsets), whole(lengths)
+    a.breaker_ids, a.breaker_offsets = whole(breaker_ids), whole(breaker_offsets)
+    kept += history_ids, history_offsets, lengths, breaker_ids, breaker_offsets
     return 0
 
 
@@ -121,25 +124,28 @@ cdef int fill_added(chain_args *a, rows_t *r, object added, list kept) except -1
     return 0
 
 
-# The first states of rows, or the user's own array, which the draw changes.
-cdef cnp.ndarray states(object state, object programs, rows_t *r):
+# The user's own, which the draw changes.
+cdef cnp.ndarray checked_state(object state, rows_t *r):
     cdef tuple shape = (2,)
-    if state is None:
-        if isinstance(programs, Program):
-            return np.array(np.broadcast_to(programs.state, (r.rows, 2)))
-        return np.array([program.state for program in programs]).reshape(r.rows, 2)
     if not r.single:
         shape = (r.rows, 2)
     if type(state) is not np.ndarray or state.dtype != np.float64:
         raise TypeError(f"state must be a float64 array, got {getattr(state, 'dtype', type(state).__name__)}")
-    if state.shape != shape or not state.flags.c_contiguous or not state.flags.aligned:
+    if state.shape != shape or not cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>state):
         raise ValueError(f"state must be C-contiguous, of shape {shape}, got {state.shape}")
-    if not state.flags.writeable:
+    if not cnp.PyArray_ISWRITEABLE(<cnp.ndarray>state):
         raise ValueError("state is read-only")
-    if not np.isfinite(state).all():
-        at = np.argwhere(~np.isfinite(state))[0].tolist()
-        raise ValueError(f"state{at} is {state[tuple(at)]}; it must be finite")
     return state
+
+
+cdef int check_finite(cnp.ndarray state) except -1:
+    cdef int64_t i
+    cdef const double *number = <const double *>cnp.PyArray_DATA(state)
+    for i in range(cnp.PyArray_SIZE(state)):
+        if not -DBL_MAX <= number[i] <= DBL_MAX:
+            raise ValueError(f"state{[int(at) for at in np.unravel_index(i, (<object>state).shape)]} is {number[i]}; "
+                             "it must be finite")
+    return 0
 
 
 cdef void set_edits(chain_args *a, const sample_args *edits) noexcept:
@@ -172,6 +178,8 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
     cdef chain_row one_row
     cdef sample_params *p = &one
     cdef chain_row *to = &one_row
+    cdef double one_state[2]
+    cdef double *first = one_state
     cdef int64_t token
     check_on_invalid(on_invalid)
     memset(&a, 0, sizeof(a))
@@ -185,7 +193,9 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
         rows_params = np.empty((r.rows, sizeof(sample_params)), np.uint8)
         rows_of_chain = np.empty((r.rows, sizeof(chain_row)), np.uint8)
         p = <sample_params *>cnp.PyArray_DATA(rows_params)
+        states = np.empty((r.rows, 2))
         to = <chain_row *>cnp.PyArray_DATA(rows_of_chain)
+        first = <double *>cnp.PyArray_DATA(states)
     memset(to, 0, r.rows * sizeof(chain_row))
     fill_numbers(p, r.rows, 1.0, 0, 1.0, 0.0, 1, repetition_penalty, frequency_penalty, presence_penalty)
     a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
@@ -193,12 +203,15 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
     a.rows, a.cols, a.dtype, a.x_stride, a.force_exact = r.rows, r.cols, r.dtype, r.stride, force_exact()
     kept = fill_edits(&edits, &r, prompt_ids, output_ids, bias, mask)
     set_edits(&a, &edits)
-    fill_programs(&a, to, programs, kept)
+    fill_programs(&a, to, first, programs, kept)
     fill_dry(&a, to, &r, dry, history, kept)
     if added is not None:
         fill_added(&a, &r, added, kept)
-    learned = states(state, programs, &r)
-    a.state = whole(learned)
+    a.state.ptr, a.state.bytes = first, r.rows * 2 * sizeof(double)
+    if state is not None:
+        own = checked_state(state, &r)
+        check_finite(own)
+        a.state = whole(own)
     tokens = None
     if r.single and out is None:
         a.tokens.ptr, a.tokens.bytes = &token, sizeof(token)
