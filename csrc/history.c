@@ -130,7 +130,7 @@ static struct part source_of(const struct edit_step *s, const struct edit_row *r
 }
 
 static int ends_with(struct part text, const int64_t *ids, int64_t count) {
-  return count <= text.count && !memcmp(text.id + text.count - count, ids, (size_t)count * sizeof *ids);
+  return !count || (count <= text.count && !memcmp(text.id + text.count - count, ids, (size_t)count * sizeof *ids));
 }
 
 static double power(double base, int64_t exponent) {
@@ -217,6 +217,12 @@ static void penalise(struct touched *t, const struct edit_step *s, const struct 
   }
 }
 
+static void forget_times(struct touched *t) {
+  if (t->count) {
+    memset(t->times, 0, (size_t)t->count * sizeof *t->times);
+  }
+}
+
 /* From the end backwards: full for last_n ids, then fading over n more; each id's repetition and presence as strong as
    at its last occurrence, its frequency at each. */
 static void penalise_fading(struct touched *t, const struct edit_step *s, const struct edit_row *row) {
@@ -239,7 +245,7 @@ static void penalise_fading(struct touched *t, const struct edit_step *s, const 
       presence += less[2];
     }
   }
-  memset(t->times, 0, (size_t)t->count * sizeof *t->times);
+  forget_times(t);
 }
 
 static void penalise_encoder(struct touched *t, const struct edit_step *s, const struct edit_row *row) {
@@ -251,7 +257,7 @@ static void penalise_encoder(struct touched *t, const struct edit_step *s, const
       t->times[slot] = 1;
     }
   }
-  memset(t->times, 0, (size_t)t->count * sizeof *t->times);
+  forget_times(t);
 }
 
 /* Where in `source` the last n - 1 ids of `text` are, what follows them. */

@@ -71,6 +71,12 @@ cdef struct ragged:
     int64_t count, room
 
 
+# Nothing may be told of by no address, which memcpy does not take.
+cdef inline void put(void *to, const void *from_, size_t count) noexcept:
+    if count:
+        memcpy(to, from_, count)
+
+
 # ---- plans ----
 
 cdef class _Edits:
@@ -216,7 +222,7 @@ cdef class _Sequence:
         cdef int64_t count = cnp.PyArray_DIM(ids, 0), largest = self.largest, i
         cdef int64_t *to = self.text + self.length
         cdef uint64_t furthest = 0  # as unsigned: what is below 0 is far away
-        memcpy(to, cnp.PyArray_DATA(ids), count * sizeof(int64_t))
+        put(to, cnp.PyArray_DATA(ids), count * sizeof(int64_t))
         for i in range(count):
             furthest = max(furthest, <uint64_t>to[i])
         if count and furthest > <uint64_t>most:
@@ -265,7 +271,7 @@ cdef cnp.ndarray ids_of(object ids, str name, int64_t most):
 cdef object copied(const int64_t *ids, int64_t count):
     cdef cnp.npy_intp n = count
     cdef cnp.ndarray array = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
-    memcpy(cnp.PyArray_DATA(array), ids, count * sizeof(int64_t))
+    put(cnp.PyArray_DATA(array), ids, count * sizeof(int64_t))
     return array
 
 
@@ -462,7 +468,7 @@ cdef class Sampler:
             child.reserve(parent.length)
             child.length = parent.length
             child.reserve(1)
-            memcpy(child.text, parent.text, parent.length * sizeof(int64_t))
+            put(child.text, parent.text, parent.length * sizeof(int64_t))
             if parent.plan.stateful:
                 memcpy(child.states, parent.states, (parent.length - parent.prompt + 1) * STATE * sizeof(double))
             self.sequences[new] = child
@@ -773,7 +779,7 @@ cdef class Sampler:
                 self.step_room = 0
                 grow(<void **>&self.steps_, 2 * (self.step_count + row.steps), sizeof(chain_step))
                 self.step_room = 2 * (self.step_count + row.steps)
-            memcpy(&self.steps_[self.step_count], s.plan.codes, row.steps * sizeof(chain_step))
+            put(&self.steps_[self.step_count], s.plan.codes, row.steps * sizeof(chain_step))
             self.step_count += row.steps
             self.last_plan = s.plan
         if s.plan.stateful:
@@ -807,7 +813,7 @@ cdef class Sampler:
         extend(&self.added, self.touched.count)
         count = touched_lists(&self.touched, self.bias.ids + self.bias.count, self.bias.values + self.bias.count,
                               self.added.values + self.added.count)
-        memcpy(self.added.ids + self.added.count, self.bias.ids + self.bias.count, count * sizeof(int64_t))
+        put(self.added.ids + self.added.count, self.bias.ids + self.bias.count, count * sizeof(int64_t))
         self.bias.count += count
         self.added.count += count
         return 0
@@ -979,7 +985,7 @@ cdef int extend(ragged *lists, int64_t count) except -1:
 
 cdef int add_ids(ragged *to, const int64_t *ids, int64_t count) except -1:
     extend(to, count)
-    memcpy(to.ids + to.count, ids, count * sizeof(int64_t))
+    put(to.ids + to.count, ids, count * sizeof(int64_t))
     to.count += count
     return 0
 
