@@ -594,6 +594,25 @@ def test_errors_name_the_sequence_and_change_nothing() -> None:
         sampler(np.stack([row_of(0)] * 3))
 
 
+def test_edges_of_a_batch() -> None:
+    sampler = Sampler("llama.cpp", seed=1)
+    assert sampler(np.zeros((0, 9), np.float32)).shape == (0,)
+    assert sampler(np.zeros((0, 9), np.float32), []).shape == (0,)
+    sampler.add("a", np.array([3], np.uint8))
+    out = np.empty(1, np.int64)
+    assert sampler(row_of(0)[None], out=out) is out and sampler.output("a").tolist() == out.tolist()
+    bare = Sampler.__new__(Sampler)
+    assert bare.steps == () and bare.ids == [] and len(bare) == 0
+    with pytest.raises(ValueError, match="at least one column"):
+        sampler(np.zeros((1, 0), np.float32))
+    with pytest.raises(ValueError, match="up to 1048576 ids"):
+        sampler(np.zeros((1, 2**20 + 1), np.float32))
+    for i in range(3000):  # plans are kept for a while only
+        sampler.add(i, steps=[steps.Temperature(1 + i)])
+        sampler.remove(i)
+    assert sampler(row_of(1)) == sampler.output("a")[1]
+
+
 def test_a_step_that_fails_leaves_the_others_as_they_were() -> None:
     def fail(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
         raise ArithmeticError("mine")

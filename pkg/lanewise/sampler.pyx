@@ -321,13 +321,13 @@ cdef class Sampler:
         self.lock = PyThread_allocate_lock()
         if self.lock == NULL:
             raise MemoryError("no memory for a lock")
+        self.plans, self.by_value, self.sequences, self.order = {}, {}, {}, []
+        self.plan = _Plan(())  # of one that was never told its steps
 
     def __init__(self, steps, *, seed=None, vocab_size=None):
         self.preset = steps if isinstance(steps, str) else None
-        self.plans, self.by_value, self.sequences, self.order = {}, {}, {}, []
         self.seed = entropy() if seed is None else integer(seed, "seed", 0, UINT64_MAX)
         self.vocab_size = None if vocab_size is None else integer(vocab_size, "vocab_size", 1, SAMPLE_MAX_VOCAB)
-        self.serial = self.calls = 0
         self.plan = self.plan_of(_steps.preset(steps) if self.preset is not None else steps)
 
     def __dealloc__(self):
@@ -364,13 +364,18 @@ cdef class Sampler:
             raise TypeError(f"steps must be hashable, functions and all: {error}") from None
         if plan is None:
             plan = _Plan(found)
-        if len(self.plans) >= 1024:
-            self.plans.clear()
-            self.by_value.clear()
+        self.forget_plans()
         self.by_value[found] = plan
         if type(steps) is tuple:
             self.plans[id(steps)] = (steps, plan)  # which holds it, so that the number stays its own
         return plan
+
+    # Sequences keep the plans that they have.
+    cdef int forget_plans(self) except -1:
+        if len(self.by_value) >= 1024:
+            self.plans.clear()
+            self.by_value.clear()
+        return 0
 
     cdef _Plan plan_of_params(self, object params):
         if self.preset is None:
@@ -378,7 +383,8 @@ cdef class Sampler:
         if isinstance(params, SamplingParams):
             plan = self.by_value.get(params)
             if plan is None:
-                plan = self.by_value[params] = self.plan_of(_steps.preset(self.preset, params))
+                plan = self.plan_of(_steps.preset(self.preset, params))
+                self.by_value[params] = plan
             return plan
         if not isinstance(params, dict):
             raise TypeError(f"params must be a SamplingParams or a dict, got {params!r}")
@@ -582,13 +588,23 @@ cdef class Sampler:
 
     def prompt(self, id):
         """The ids of a sequence's prompt, int64: a copy."""
-        cdef _Sequence s = self.known(id)
-        return copied(s.text, s.prompt)
+        cdef _Sequence s
+        self.enter()
+        try:
+            s = self.known(id)
+            return copied(s.text, s.prompt)
+        finally:
+            self.leave()
 
     def output(self, id):
         """The ids put out so far, int64: a copy."""
-        cdef _Sequence s = self.known(id)
-        return copied(s.text + s.prompt, s.length - s.prompt)
+        cdef _Sequence s
+        self.enter()
+        try:
+            s = self.known(id)
+            return copied(s.text + s.prompt, s.length - s.prompt)
+        finally:
+            self.leave()
 
     def noise(self, id):
         """The (seed, key, step) of the next draw."""
@@ -597,8 +613,13 @@ cdef class Sampler:
 
     def state(self, id):
         """What a step has learnt from the draws: mirostat's (mu, 0), adaptive-p's two sums; None without such a step."""
-        cdef _Sequence s = self.known(id)
-        return (s.state()[0], s.state()[1]) if s.plan.stateful else None
+        cdef _Sequence s
+        self.enter()
+        try:
+            s = self.known(id)
+            return (s.state()[0], s.state()[1]) if s.plan.stateful else None
+        finally:
+            self.leave()
 
     def steps_of(self, id):
         """The steps of a sequence."""
