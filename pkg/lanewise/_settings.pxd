@@ -16,6 +16,8 @@ cdef list from_params(object params, list given, int64_t count)
 cdef int fill_numbers(sample_params *p, int64_t rows, object temperature, object top_k, object top_p, object min_p,
                       object min_keep, object repetition_penalty, object frequency_penalty,
                       object presence_penalty) except -1
+cdef int fill_penalties(sample_params *p, int64_t rows, object repetition_penalty, object frequency_penalty,
+                        object presence_penalty) except -1
 
 # Bias, penalties and masks of a call; returns what the spans point into.
 cdef list fill_edits(sample_args *a, rows_t *r, object prompt_ids, object output_ids, object bias, object mask)

@@ -151,6 +151,12 @@ cdef int fill_numbers(sample_params *p, int64_t rows, object temperature, object
     fill_doubles(&p.top_p, size, rows, top_p, "top_p", -INFINITY, INFINITY)
     fill_doubles(&p.min_p, size, rows, min_p, "min_p", 0.0, 1.0)
     fill_integers(&p.min_keep, size, rows, min_keep, "min_keep", 0, INT64_MAX)
+    return fill_penalties(p, rows, repetition_penalty, frequency_penalty, presence_penalty)
+
+
+cdef int fill_penalties(sample_params *p, int64_t rows, object repetition_penalty, object frequency_penalty,
+                        object presence_penalty) except -1:
+    cdef int64_t size = sizeof(sample_params)
     fill_doubles(&p.repetition_penalty, size, rows, repetition_penalty, "repetition_penalty", FLT_MIN, FLT_MAX)
     fill_doubles(&p.frequency_penalty, size, rows, frequency_penalty, "frequency_penalty", -FLT_MAX, FLT_MAX)
     fill_doubles(&p.presence_penalty, size, rows, presence_penalty, "presence_penalty", -FLT_MAX, FLT_MAX)
