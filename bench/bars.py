@@ -10,8 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import lanewise
-from lanewise import reference
-from lanewise._measure import BY_NAME, PIPELINE, SETTINGS, Operation, Ready, clock, compare, row, sampling, writing
+from lanewise import reference, steps
+from lanewise._measure import (
+    BY_NAME,
+    PIPELINE,
+    SETTINGS,
+    Operation,
+    Ready,
+    clock,
+    compare,
+    prompt,
+    row,
+    sampling,
+    writing,
+)
 from lanewise._rows import KINDS, real_rows
 
 from . import peers, readme
@@ -52,6 +64,19 @@ def draw(**setting: Any) -> Ready:
 
 def one(name: str) -> dict[str, Ready]:
     return {name: BY_NAME[name].lanewise}
+
+
+def stepping(*found: steps.Step) -> Ready:
+    """A Sampler's call, after 512 ids of which the last 16 have been before."""
+
+    def ready(vocab: int) -> Callable[[np.ndarray], Any]:
+        text = prompt(vocab)
+        text[-16:] = text[100:116]
+        sampler = lanewise.Sampler(found, seed=1)
+        sampler.add(0, text)
+        return partial(sampler, record=False)
+
+    return ready
 
 
 def words(allowed: np.ndarray) -> np.ndarray:
@@ -145,6 +170,15 @@ BARS = (
         {SMALL: 1.7, LARGE: 1.7},
         one("logprobs, top 20"),
     ),
+    Bar(
+        "llama.cpp's chain with DRY and XTC, 512 ids",
+        (F1,),
+        {LARGE: 3},
+        {"": stepping(*steps.llama_cpp(dry_multiplier=0.8, dry_penalty_last_n=-1, xtc_probability=0.5))},
+    ),
+    Bar("mirostat 2", (F2,), {LARGE: 1.5}, {"": stepping(steps.MirostatV2())}),
+    Bar("typical 0.9", (F2,), {LARGE: 2}, {"": stepping(steps.Typical(0.9))}),
+    Bar("top-n-sigma 1", (F2,), {LARGE: 1.3}, {"": stepping(steps.TopNSigma(1.0))}),
     Bar("T, top-k 50, top-p 0.9, cold", (F1,), {LARGE: 1.25}, {"": draw(**TOP_K)}, state="cold"),
 )
 
@@ -241,6 +275,27 @@ def small_calls() -> Row:
     return Row("a call on 16 elements with out=", 16, slowest, 2, "us", name)
 
 
+def sequences() -> Iterator[Row]:
+    """What a Sampler's sequences cost."""
+    sampler = lanewise.Sampler("llama.cpp", seed=1)
+    text, own, x = prompt(LARGE), steps.llama_cpp(xtc_probability=0.5), np.arange(16, dtype=np.float32)
+
+    def comes_and_goes(x: np.ndarray) -> None:
+        for i in range(1000):
+            sampler.add(i, text, steps=own)
+            sampler.remove(i)
+
+    def goes_on(x: np.ndarray) -> None:
+        for _ in range(1000):
+            sampler(x)
+
+    took = [clock(comes_and_goes, x) for _ in range(15)]
+    yield Row("a row of a Sampler added and removed", 512, float(np.median(took)) / 1e6, 5, "us", "512 ids of prompt")
+    sampler.add("one", [1, 2, 3])
+    took = [clock(goes_on, x) for _ in range(15)]
+    yield Row("a step of a Sampler on 16 logits", 16, float(np.median(took)) / 1e6, 5, "us", "llama.cpp's chain")
+
+
 def differing() -> Row:
     """Tokens that are not what their row gave alone on the best ISA: on every ISA, in a batch, in another order."""
     rows = np.stack([row.logits for row in real_rows()]).astype(np.float32)
@@ -285,6 +340,7 @@ def measured(quick: bool) -> Iterator[Row]:
             yield Row(f"{beside.operation} / {beside.peer}", size, found, least, "x as fast", note, at_least=True)
     yield from batch(quick)
     yield small_calls()
+    yield from sequences()
     yield from (wrong_sets(vocab) for vocab in ((4096,) if quick else VOCABS))
     yield differing()
 

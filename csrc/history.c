@@ -94,7 +94,7 @@ static int64_t slot_of(struct touched *t, const struct edit_row *row, int64_t id
   int64_t slot = t->count++;
   t->table[at] = (uint32_t)t->count;
   t->id[slot] = id;
-  t->before[slot] = logit_of(row, id);
+  t->before[slot] = t->relative ? 0.0f : logit_of(row, id);
   t->value[slot] = t->forced ? -INFINITY : t->before[slot];
   t->sum[slot] = 0.0f;
   t->times[slot] = 0;
@@ -130,7 +130,7 @@ static struct part source_of(const struct edit_step *s, const struct edit_row *r
 }
 
 static int ends_with(struct part text, const int64_t *ids, int64_t count) {
-  return count <= text.count && !memcmp(text.id + text.count - count, ids, (size_t)count * sizeof *ids);
+  return !count || (count <= text.count && !memcmp(text.id + text.count - count, ids, (size_t)count * sizeof *ids));
 }
 
 static double power(double base, int64_t exponent) {
@@ -217,6 +217,12 @@ static void penalise(struct touched *t, const struct edit_step *s, const struct 
   }
 }
 
+static void forget_times(struct touched *t) {
+  if (t->count) {
+    memset(t->times, 0, (size_t)t->count * sizeof *t->times);
+  }
+}
+
 /* From the end backwards: full for last_n ids, then fading over n more; each id's repetition and presence as strong as
    at its last occurrence, its frequency at each. */
 static void penalise_fading(struct touched *t, const struct edit_step *s, const struct edit_row *row) {
@@ -239,7 +245,7 @@ static void penalise_fading(struct touched *t, const struct edit_step *s, const 
       presence += less[2];
     }
   }
-  memset(t->times, 0, (size_t)t->count * sizeof *t->times);
+  forget_times(t);
 }
 
 static void penalise_encoder(struct touched *t, const struct edit_step *s, const struct edit_row *row) {
@@ -251,7 +257,7 @@ static void penalise_encoder(struct touched *t, const struct edit_step *s, const
       t->times[slot] = 1;
     }
   }
-  memset(t->times, 0, (size_t)t->count * sizeof *t->times);
+  forget_times(t);
 }
 
 /* Where in `source` the last n - 1 ids of `text` are, what follows them. */
@@ -458,11 +464,13 @@ static void edit_by_step(struct touched *t, const struct edit_step *s, const str
   }
 }
 
-int edit_by_text(struct touched *t, const struct edit_step *steps, int64_t count, const struct edit_row *row) {
+int edit_by_text(struct touched *t, const struct edit_step *steps, int64_t count, const struct edit_row *row,
+                 int relative) {
   int64_t window, bound = edits_bound(steps, count, row, &window);
   if (!reserve(t, bound, window)) {
     return -1;
   }
+  t->relative = relative;
   for (int64_t i = 0; i < count; i++) {
     edit_by_step(t, &steps[i], row);
   }
@@ -479,7 +487,9 @@ int64_t touched_lists(const struct touched *t, int64_t *ids, float *minus, float
       continue;
     }
     ids[n] = t->id[i];
-    minus[n] = value == -INFINITY ? 0.0f : -before;
+    if (minus) {
+      minus[n] = value == -INFINITY ? 0.0f : -before;
+    }
     plus[n++] = value;
   }
   return n;

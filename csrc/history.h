@@ -54,8 +54,9 @@ struct touched {
   int64_t *id;
   float *before, *value, *sum;
   uint32_t *times;
-  int64_t *z; /* of a text: how long the match with its end is, from each place on */
-  int forced; /* all that is not touched is forbidden */
+  int64_t *z;   /* of a text: how long the match with its end is, from each place on */
+  int relative; /* values are what is added to logits, which are not read */
+  int forced;   /* all that is not touched is forbidden */
 };
 
 void touched_free(struct touched *t);
@@ -63,11 +64,12 @@ void touched_free(struct touched *t);
 /* The most logits that steps can touch, and the longest text that DRY looks at. */
 int64_t edits_bound(const struct edit_step *steps, int64_t count, const struct edit_row *row, int64_t *window);
 
-/* Edits `row`. 0, or -1 without memory. */
-int edit_by_text(struct touched *t, const struct edit_step *steps, int64_t count, const struct edit_row *row);
+/* Edits `row`. relative: no step looks at a value, and one at most adds numbers. 0, or -1 without memory. */
+int edit_by_text(struct touched *t, const struct edit_step *steps, int64_t count, const struct edit_row *row,
+                 int relative);
 
 /* What was touched and changed: adding minus[i] to logit ids[i] gives 0, adding plus[i] then its value; a logit that is
-   forbidden is only lowered by infinity. How many. */
+   forbidden is only lowered by infinity. If relative, plus[i] alone is to be added. How many. */
 int64_t touched_lists(const struct touched *t, int64_t *ids, float *minus, float *plus);
 
 /* Writes the edited logits into a row of float32; where all else is forbidden, that too. */

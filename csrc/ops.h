@@ -104,8 +104,7 @@ struct chain_step {
 
 /* One row's part of what rows share: its steps, and what DRY does to it (a multiplier of 0: nothing). */
 struct chain_row {
-  double dry_multiplier, dry_base;
-  int64_t dry_allowed, dry_last_n; /* last_n below 0: all */
+  double multiplier, base, allowed, last_n; /* whole numbers the last two; last_n below 0: all */
   int64_t first_breaker, breakers;
   int64_t first_step, steps;
 };

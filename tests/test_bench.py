@@ -106,7 +106,8 @@ BARS = {
     "sample: full pipeline / llama.cpp", "sample: full pipeline / torch", "sample: full pipeline / transformers",
     "sample: T 0.7 / torch.multinomial", "sample: T 0.7 / torch", "4 rows, cold, full, one core",
     "4 rows, cold, full, two cores", "a call on 16 elements with out=", "wrong sets: return_support, top_p_mask",
-    "tokens that differ: ISA, batch, order",
+    "tokens that differ: ISA, batch, order", "llama.cpp's chain with DRY and XTC, 512 ids", "mirostat 2",
+    "typical 0.9", "top-n-sigma 1", "a row of a Sampler added and removed", "a step of a Sampler on 16 logits",
 }  # fmt: skip
 
 

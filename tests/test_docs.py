@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -144,6 +145,27 @@ def test_sampling_page_has_every_parameter_and_preset() -> None:
     assert not missing
     rows = re.findall(r'^\| `"([^"]+)"` \| ([^|]+) \|$', page, re.M)
     assert {name: tuple(steps.replace("-", "_").split(", ")) for name, steps in rows} == lanewise.sampling.PRESETS
+
+
+def test_samplers_page_has_every_step_and_method() -> None:
+    page = text(ROOT / "docs/samplers.md")
+    kinds = [
+        kind
+        for kind in vars(lanewise.steps).values()
+        if isinstance(kind, type) and issubclass(kind, lanewise.steps.Step) and kind._kind
+    ]
+    kinds = [kind for kind in kinds if not kind.__name__.startswith("_")]
+    assert len(kinds) > 30
+    for kind in kinds:
+        fields = ", ".join(field.name for field in dataclasses.fields(kind))
+        shown = re.search(rf"`{kind.__name__}\(([^)]*)\)`", page)
+        assert shown and (shown[1] == fields or fields.startswith(shown[1].removesuffix("..."))), kind.__name__
+    for name, method in vars(lanewise.Sampler).items():
+        if not name.startswith("_") and callable(method):
+            assert f"Sampler.{name}{inspect.signature(method)}".replace("(self, ", "(").replace("(self)", "()") in page
+            assert (inspect.getdoc(method) or "").strip(), name
+    orders = dict(re.findall(r'^\| `"[^"]+"` \| `steps\.(\w+)` \| ([^|]+) \|$', page, re.M))
+    assert sorted(orders) == sorted(make.__name__ for make in lanewise.steps.PRESETS.values())
 
 
 def stub_signatures(module: str, kind: str | None = None) -> dict[str, list[inspect.Signature]]:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -462,7 +462,64 @@ def test_a_mask_is_applied_before_truncation() -> None:
     assert allowed[tokens[0]] and not allowed[tokens[1]]
 
 
+EDITS: list[steps.Step] = [
+    steps.LogitBias({3: 4.0, 5: -1.0}),
+    steps.LogitBias([(3, 0.1), (3, 0.2), (4, -INF)]),
+    steps.SequenceBias({(3,): 1.0, (2, 3): -0.7, (1,): -INF}),
+    steps.BadWords([[3, 4], [5]]),
+    steps.Suppress([0, 9]),
+    steps.MinTokens(4, [2]),
+    steps.NoRepeatNgram(2),
+    steps.EncoderNoRepeatNgram(2),
+    steps.EncoderRepetition(1.3),
+    steps.DRY(0.8, allowed_length=1, breakers=[4]),
+    steps.LengthDecay(1, 1.2, [3, 5]),
+    steps.ForcedIds({3: [1, 2]}),
+    steps.Penalties(1.3),
+    steps.Penalties(1.3, 0.3, 0.2),
+    steps.Penalties(1.0, 0.3, 0.2, counts_over="prompt"),
+    steps.Penalties(1.3, 0.3, over="output", last_n=3),
+    steps.Penalties(1.3, 0.3, 0.2, counts_over="both", last_n=5, summed=True),
+    steps.Penalties(1.3, 0.3, 0.2, last_n=2, decay=4),
+]
+
+
+@given(
+    st.lists(st.sampled_from(EDITS), max_size=5),
+    st.lists(st.integers(0, 9), max_size=9),
+    st.lists(st.integers(0, 9), max_size=9),
+    st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_edits_are_as_if_the_row_were_written_out(
+    edits: list[steps.Step], prompt: list[int], output: list[int], seed: int
+) -> None:
+    """Whoever does them: the kernel, lists for it, or row by row where a step wants the whole of it."""
+    row = row_of(seed, 12)
+    tokens = []
+    for between in ((), (steps.Custom(lambda ids, z: z),)):
+        for end in ((steps.Temperature(0.0),), (steps.Temperature(1.5),)):
+            sampler = Sampler([*edits, *between, *end], seed=seed)
+            sampler.add(0, prompt, output_ids=output)
+            tokens.append(sampler(row, on_invalid="mark", record=False))
+    assert tokens[:2] == tokens[2:]
+
+
 # ---- a batch ----
+
+
+def test_every_isa_gives_the_same_tokens() -> None:
+    plans = PLANS + STATEFUL
+    logits = np.stack([row_of(i, 500) for i in range(len(plans))])
+    found = []
+    for name in lanewise.info()["usable"]:
+        with lanewise.using(name):
+            sampler = Sampler((), seed=9)
+            for i, plan in enumerate(plans):
+                sampler.add(i, text_of(i, 5 + i), steps=plan)
+            found.append([sampler(np.roll(logits, step, 1)).tolist() for step in range(6)])
+            found[-1].append([sampler.state(i) for i in sampler.ids])
+    assert all(one == found[0] for one in found)
 
 
 def test_rows_do_not_touch_one_another(isa: str) -> None:
@@ -535,6 +592,25 @@ def test_errors_name_the_sequence_and_change_nothing() -> None:
     sampler.add("named", steps=[steps.LogitBias({50: 1.0})])
     with pytest.raises(ValueError, match="a step of sequence 'named' names the id 50"):
         sampler(np.stack([row_of(0)] * 3))
+
+
+def test_edges_of_a_batch() -> None:
+    sampler = Sampler("llama.cpp", seed=1)
+    assert sampler(np.zeros((0, 9), np.float32)).shape == (0,)
+    assert sampler(np.zeros((0, 9), np.float32), []).shape == (0,)
+    sampler.add("a", np.array([3], np.uint8))
+    out = np.empty(1, np.int64)
+    assert sampler(row_of(0)[None], out=out) is out and sampler.output("a").tolist() == out.tolist()
+    bare = Sampler.__new__(Sampler)
+    assert bare.steps == () and bare.ids == [] and len(bare) == 0
+    with pytest.raises(ValueError, match="at least one column"):
+        sampler(np.zeros((1, 0), np.float32))
+    with pytest.raises(ValueError, match="up to 1048576 ids"):
+        sampler(np.zeros((1, 2**20 + 1), np.float32))
+    for i in range(3000):  # plans are kept for a while only
+        sampler.add(i, steps=[steps.Temperature(1 + i)])
+        sampler.remove(i)
+    assert sampler(row_of(1)) == sampler.output("a")[1]
 
 
 def test_a_step_that_fails_leaves_the_others_as_they_were() -> None:

@@ -3,6 +3,13 @@
 
 #define LN2 6.93147180559945286227e-01
 
+/* Most steps are short lists' work and most programs have few of them: their code is to be small. */
+#define SELDOM static __attribute__((noinline, cold))
+#define WHOLE_ROW static __attribute__((noinline, hot)) /* whoever calls it */
+
+SELDOM double log_1(double x) { return log64_1(x); }
+SELDOM double exp_1(double x) { return exp64_1(x < 700.0 ? x : 700.0); }
+
 struct candidates {
   struct list list;
   uint64_t *weight; /* of each, and of all: known while `total` is not 0 */
@@ -13,8 +20,7 @@ struct candidates {
 };
 
 INLINE float inverse_of(const struct candidates *c) { return (float)(1.0 / c->temperature); }
-INLINE double log_weight(uint64_t w) { return log64_1((double)w) - WEIGHT_BITS * LN2; }
-INLINE double exp_at_most(double x) { return exp64_1(x < 700.0 ? x : 700.0); }
+INLINE double log_weight(uint64_t w) { return log_1((double)w) - WEIGHT_BITS * LN2; }
 
 /* What a weight must reach to be a share of the total. */
 static uint64_t share_limit(double share, uint64_t total) {
@@ -45,7 +51,7 @@ INLINE vf terms_of_mean(vf *e, vf z, vf max, vf inverse) {
 }
 
 /* The mean of -y by weight, a quotient of exact sums. */
-static double mean_of(struct candidates *c) {
+SELDOM double mean_of(struct candidates *c) {
   const vf max = v_set1(c->max), inverse = v_set1(inverse_of(c));
   vw sum = w_zero();
   weigh(c);
@@ -88,17 +94,17 @@ static void cool(struct candidates *c, double by) {
 }
 
 /* T between low and high, as the entropy is between none and that of `count` equals. */
-static double dynamic_temperature(const double number[3], double entropy, size_t count) {
+SELDOM double dynamic_temperature(const double number[3], double entropy, size_t count) {
   double temperature = number[0], delta = number[1], exponent = number[2];
   double low = temperature - delta > 0.0 ? temperature - delta : 0.0, high = temperature + delta;
-  double share = entropy / log64_1((double)count);
+  double share = entropy / log_1((double)count);
   share = share > 0.0 ? share : 0.0;
   share = share < 1.0 ? share : 1.0;
-  double power = exponent == 0.0 ? 1.0 : share < DBL_MIN ? 0.0 : exp_at_most(exponent * log64_1(share));
+  double power = exponent == 0.0 ? 1.0 : share < DBL_MIN ? 0.0 : exp_1(exponent * log_1(share));
   return low + (high - low) * power;
 }
 
-static void cool_by_entropy(struct candidates *c, const double number[3]) {
+SELDOM void cool_by_entropy(struct candidates *c, const double number[3]) {
   if (number[1] > 0.0 && c->list.count > 1) {
     double mean = mean_of(c);
     cool(c, dynamic_temperature(number, log_weight(c->total) + mean, c->list.count));
@@ -153,8 +159,8 @@ static void keep_share(struct candidates *c, double share, double min_keep) {
   keep_first(c, count_weighing(c, share_limit(share, c->total)), min_keep);
 }
 
-static double eta_share(double epsilon, double entropy) {
-  double share = __builtin_sqrt(epsilon) * exp64_1(-entropy);
+SELDOM double eta_share(double epsilon, double entropy) {
+  double share = __builtin_sqrt(epsilon) * exp_1(-entropy);
   return share < epsilon ? share : epsilon;
 }
 
@@ -163,7 +169,7 @@ static uint64_t top_a_limit(double a, uint64_t total) {
   return share_limit(a * (0x1p43 / (double)total), (uint64_t)1 << WEIGHT_BITS);
 }
 
-static void keep_top_a(struct candidates *c, double a) {
+SELDOM void keep_top_a(struct candidates *c, double a) {
   weigh(c);
   keep_first(c, count_weighing(c, top_a_limit(a, c->total)), 0.0);
 }
@@ -174,7 +180,7 @@ struct nearest {
   size_t first, part, high, end, last;
 };
 
-static struct nearest nearest_of(const struct candidates *c, double mean, uint64_t limit, double min_keep) {
+SELDOM struct nearest nearest_of(const struct candidates *c, double mean, uint64_t limit, double min_keep) {
   size_t n = c->list.count, taken = 0, low = 0;
   uint64_t before = 0;
   while (low < n && (double)y_of(c, low) + mean > 0.0) {
@@ -207,7 +213,7 @@ static struct nearest nearest_of(const struct candidates *c, double mean, uint64
   return t;
 }
 
-static void typical_candidates(struct candidates *c, double p, double min_keep) {
+SELDOM void typical_candidates(struct candidates *c, double p, double min_keep) {
   if (p < 1.0) {
     double mean = mean_of(c);
     const struct nearest t = nearest_of(c, mean, top_p_limit(p, c->total), min_keep);
@@ -222,7 +228,7 @@ static void typical_candidates(struct candidates *c, double p, double min_keep) 
 enum { TOP_H = 100 };
 
 /* Their entropy, summed in order, up to its share h. */
-static void top_h_of_candidates(struct candidates *c, double h) {
+SELDOM void top_h_of_candidates(struct candidates *c, double h) {
   double sum[TOP_H], total;
   size_t n = min_size(c->list.count, TOP_H), kept = 0;
   keep_first(c, n, 0.0);
@@ -240,7 +246,7 @@ static void top_h_of_candidates(struct candidates *c, double h) {
 }
 
 /* By the absolute second differences of the weights. */
-static void tail_free_candidates(struct candidates *c, double z, double min_keep) {
+SELDOM void tail_free_candidates(struct candidates *c, double z, double min_keep) {
   size_t n = c->list.count, count;
   uint64_t sum = 0, running = 0, least = min_keep > 1.0 ? (uint64_t)min_keep : 1;
   if (z >= 1.0 || n <= 2) {
@@ -270,7 +276,7 @@ struct spread {
   double sum[LANES], square[LANES];
 };
 
-static double across(const double lanes[LANES]) {
+SELDOM double across(const double lanes[LANES]) {
   double left[LANES];
   memcpy(left, lanes, sizeof left);
   for (size_t half = LANES / 2; half; half /= 2) {
@@ -281,14 +287,14 @@ static double across(const double lanes[LANES]) {
   return left[0];
 }
 
-static float sigma_bound(const struct spread *s, double count, float max, const double number[3]) {
+SELDOM float sigma_bound(const struct spread *s, double count, float max, const double number[3]) {
   double mean = across(s->sum) / count;
   double variance = (across(s->square) - mean * mean * count) / (count - number[1]);
   return round_down((double)max - number[0] * __builtin_sqrt(variance > 0.0 ? variance : 0.0));
 }
 
 /* A list's entries in id order; `n` ids there are. */
-static struct list in_id_order(const struct list *from, size_t n, char **scratch) {
+SELDOM struct list in_id_order(const struct list *from, size_t n, char **scratch) {
   size_t blocks = (n + BLOCK - 1) / BLOCK;
   struct list to = list_in(scratch, from->count);
   char *rest = *scratch;
@@ -308,7 +314,7 @@ static struct list in_id_order(const struct list *from, size_t n, char **scratch
   return to;
 }
 
-static void near_candidates(struct candidates *c, const double number[3], size_t n, char *scratch) {
+SELDOM void near_candidates(struct candidates *c, const double number[3], size_t n, char *scratch) {
   if (!(number[0] > 0.0) || c->list.count <= 1) {
     return;
   }
@@ -345,7 +351,7 @@ INLINE vf changed(vf z, const struct change *how) {
   return v_sub(v_set1(5.0f), v_div(v_mul(v_mul(v_set1(10.0f), d), d), v_add(one, d)));
 }
 
-static struct change quadratic_change(const double number[3], float max, float inverse) {
+SELDOM struct change quadratic_change(const double number[3], float max, float inverse) {
   return (struct change){.max = max,
                          .inverse = inverse,
                          .f = (float)number[0],
@@ -353,7 +359,7 @@ static struct change quadratic_change(const double number[3], float max, float i
                          .s = (float)((number[1] - 1.0) / 2.0)};
 }
 
-static struct change adaptive_change(const double number[3], const double state[2], uint64_t total, float max,
+SELDOM struct change adaptive_change(const double number[3], const double state[2], uint64_t total, float max,
                                      float inverse) {
   double target = 2.0 * number[0] - state[0] / state[1];
   target = state[1] == 0.0 ? number[0] : target;
@@ -365,7 +371,7 @@ static struct change adaptive_change(const double number[3], const double state[
 }
 
 /* `n` ids there are; takes its place in scratch. */
-static void change_candidates(struct candidates *c, const struct change *how, size_t n, char *scratch) {
+SELDOM void change_candidates(struct candidates *c, const struct change *how, size_t n, char *scratch) {
   struct list by_id = in_id_order(&c->list, n, &scratch), spare = list_in(&scratch, by_id.count);
   for (size_t i = 0; i < by_id.count; i += LANES) {
     v_store(by_id.value + i, v_add(changed(v_load(by_id.value + i), how), v_set1(0.0f)));
@@ -391,7 +397,7 @@ static int xtc_acts(const double number[3], uint64_t coin, const struct philox_k
   return !(number[1] > 0.5) && small_to_double(bits[0] >> 12) * 0x1p-52 < number[0];
 }
 
-static void exclude_candidates(struct candidates *c, const double number[3]) {
+SELDOM void exclude_candidates(struct candidates *c, const double number[3]) {
   if (c->list.count < 2) {
     return;
   }
@@ -405,26 +411,26 @@ static void exclude_candidates(struct candidates *c, const double number[3]) {
 /* ---- mirostat ---- */
 
 /* Basu et al., arXiv 2007.14966: how many to keep, if all follow Zipf's law as the first m do; `n` ids there are. */
-static size_t mirostat_count(const struct candidates *c, double mu, double m, size_t n) {
+SELDOM size_t mirostat_count(const struct candidates *c, double mu, double m, size_t n) {
   size_t first = min_size(c->list.count, m < 1e9 ? (size_t)m : 1000000000);
   double products = 0.0, squares = 0.0;
   for (size_t i = 0; i + 1 < first; i++) {
-    double t = log64_1(((double)i + 2.0) / ((double)i + 1.0));
+    double t = log_1(((double)i + 2.0) / ((double)i + 1.0));
     float y = y_of(c, i), next = y_of(c, i + 1);
     y = y < -FLT_MAX ? -FLT_MAX : y;
     next = next < -FLT_MAX ? -FLT_MAX : next;
     products += t * ((double)y - (double)next);
     squares += t * t;
   }
-  double s = squares > 0.0 ? products / squares : 0.0, above = s - 1.0, log_n = log64_1((double)n);
-  double power = mu * LN2, below = 1.0 - exp_at_most(-above * log_n);
-  power = exp_at_most(power > -700.0 ? power : -700.0);
+  double s = squares > 0.0 ? products / squares : 0.0, above = s - 1.0, log_n = log_1((double)n);
+  double power = mu * LN2, below = 1.0 - exp_1(-above * log_n);
+  power = exp_1(power > -700.0 ? power : -700.0);
   double x = above == 0.0 || below == 0.0 ? power / log_n : above * power / below;
   x = x > DBL_MIN ? x : DBL_MIN;
   x = x < DBL_MAX ? x : DBL_MAX;
-  double k = s > 0.0 ? exp_at_most(log64_1(x) / s) : x > 1.0 ? 1e300 : 0.0;
+  double k = s > 0.0 ? exp_1(log_1(x) / s) : x > 1.0 ? 1e300 : 0.0;
   return k >= (double)n ? n : k > 1.0 ? (size_t)k : 1;
 }
 
 /* Which share of all a candidate must have: 2^-mu; all of it and more if mu is not above 0. */
-static double mirostat_share(double mu) { return mu > 0.0 ? exp64_1(-mu * LN2) : 2.0; }
+static double mirostat_share(double mu) { return mu > 0.0 ? exp_1(-mu * LN2) : 2.0; }

@@ -23,12 +23,27 @@ struct course {
 
 /* ---- edits ---- */
 
+static void start_edits(struct edits *e, const struct judged *j, size_t from) {
+  for (size_t i = from; i < e->count; i++) {
+    e->before[i] = e->value[i] = logit(j, e->id[i]);
+  }
+}
+
+static void add_dry(struct edits *e, const struct judged *j, const struct chain_args *a, int64_t row, char *scratch) {
+  size_t known = e->count;
+  const uint32_t *longest = longest_repetitions(a, row, e, j->n, &scratch);
+  start_edits(e, j, known);
+  for (size_t i = 0; i < e->count; i++) {
+    if (longest[i]) {
+      e->value[i] -= dry_penalty((const struct chain_row *)a->chain_rows.ptr + row, longest[i] - 1);
+    }
+  }
+}
+
 static void add_edits(struct edits *e, const struct judged *j, struct added added) {
   for (size_t i = 0; i < added.count; i++) {
     size_t known = e->count, s = slot_of(e, (size_t)added.id[i]);
-    if (s == known) {
-      e->before[s] = e->value[s] = logit(j, e->id[s]);
-    }
+    start_edits(e, j, known);
     e->value[s] += added.value[i];
   }
 }
@@ -39,8 +54,9 @@ static int judge_course(struct course *w, const struct sample_args *edits, int64
   begin_judging(&w->j, edits, row, &has_nan, &w->scratch);
   if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr || a->added_ids.ptr || a->history_ids.ptr) {
     w->edits = usual_edits(&w->j, edits, row, &w->scratch);
-    char *rest = w->scratch;
-    add_edits(&w->edits, &w->j, dry(a, row, w->n, &rest));
+    if (a->history_ids.ptr) {
+      add_dry(&w->edits, &w->j, a, row, w->scratch);
+    }
     add_edits(&w->edits, &w->j, added_by_user(a, row));
     put_edits(&w->j, w->edits, &has_nan);
   }
@@ -48,7 +64,7 @@ static int judge_course(struct course *w, const struct sample_args *edits, int64
 }
 
 /* These ids are no longer there. */
-static void take_out(struct course *w, const uint32_t *id, size_t count) {
+SELDOM void take_out(struct course *w, const uint32_t *id, size_t count) {
   struct judged *j = &w->j;
   struct edits *e = &w->edits;
   if (!e->is_edited) {
@@ -105,7 +121,7 @@ static struct list pick_first(const struct course *w, size_t k, char **scratch) 
 
 static void list_first(struct course *w, size_t k) { start_list(w, pick_first(w, k, &w->scratch), 1); }
 
-static void list_all(struct course *w) {
+SELDOM void list_all(struct course *w) {
   struct list all = gather(&w->j, w->kept, &w->scratch), spare = list_in(&w->scratch, all.count);
   sort_list(&all, &spare);
   start_list(w, all, 1);
@@ -129,7 +145,7 @@ INLINE void left_of_block(vf v[4], const struct course *w, const struct cut *cut
   }
 }
 
-static struct sums exact_sums(const struct course *w) {
+WHOLE_ROW struct sums exact_sums(const struct course *w) {
   const struct judged *j = &w->j;
   const struct cut cut = cut_of(w->kept);
   const vf max = v_set1(j->max), inverse = v_set1(inverse_now(w));
@@ -179,8 +195,8 @@ INLINE struct sums close_sums_as(const struct course *w, int with_mean) {
   return (struct sums){(uint64_t)(mass * (1.0 - CLOSE) * 0x1p43), (uint64_t)(mass * (1.0 + CLOSE) * 0x1p43) + 1, mean,
                        (3.0 * mean + 1.0) * CLOSE};
 }
-static struct sums close_mass(const struct course *w) { return close_sums_as(w, 0); }
-static struct sums close_sums(const struct course *w) { return close_sums_as(w, 1); }
+WHOLE_ROW struct sums close_mass(const struct course *w) { return close_sums_as(w, 0); }
+WHOLE_ROW struct sums close_sums(const struct course *w) { return close_sums_as(w, 1); }
 
 /* ---- bounds ---- */
 
@@ -225,7 +241,7 @@ static float bound_of_weight(const struct course *w, uint64_t limit) {
   return edge_value(&e);
 }
 
-static int any_between(const struct judged *j, float least, float below) {
+WHOLE_ROW int any_between(const struct judged *j, float least, float below) {
   const vf low = v_set1(least), high = v_set1(below);
   unsigned found = 0;
   for (size_t b = 0; b < j->blocks && !found; b++) {
@@ -243,7 +259,7 @@ static int any_between(const struct judged *j, float least, float below) {
 
 /* What weighs a share of all that is left reaches this; of_top: a share of the share of the largest (top-a). Mostly it
    is enough to know the weight of all closely. */
-static float bound_of_share(const struct course *w, double share, int of_top) {
+SELDOM float bound_of_share(const struct course *w, double share, int of_top) {
   struct sums sums = close_mass(w);
   for (int exact = 0;; exact++) {
     uint64_t least = of_top ? top_a_limit(share, sums.most) : share_limit(share, sums.least);
@@ -269,7 +285,7 @@ static void cool_row(struct course *w, double by) {
   }
 }
 
-static void cool_row_by_entropy(struct course *w, const double number[3]) {
+SELDOM void cool_row_by_entropy(struct course *w, const double number[3]) {
   if (!(number[1] > 0.0)) {
     cool_row(w, number[0]);
     return;
@@ -303,7 +319,7 @@ static void top_p_of_row(struct course *w, const double number[3]) {
   }
 }
 
-static void settle_nucleus(struct course *w) {
+SELDOM void settle_nucleus(struct course *w) {
   if (w->nucleus.top_p < 1.0) {
     struct prefix p = nucleus_of_left(&w->nucleus, w->scratch).prefix;
     p.end = w->nucleus.ties_all ? w->n : p.end;
@@ -312,7 +328,7 @@ static void settle_nucleus(struct course *w) {
   }
 }
 
-static void bend_row(struct course *w, const struct change *how) {
+WHOLE_ROW void bend_row(struct course *w, const struct change *how) {
   struct judged *j = &w->j;
   const struct cut cut = cut_of(w->kept);
   if (!w->own) {
@@ -334,7 +350,21 @@ static void bend_row(struct course *w, const struct change *how) {
   w->temperature = 1.0;
 }
 
-static void near_row(struct course *w, const double number[3]) {
+/* A block's, lane by lane, so that compilers see vectors in it. */
+WHOLE_ROW void add_spread(struct spread *s, const float z[BLOCK], float max) {
+  for (size_t l = 0; l < LANES; l++) {
+    double sum = s->sum[l], square = s->square[l];
+    for (size_t i = 0; i < BLOCK; i += LANES) {
+      double d = (double)z[i + l] - (double)max;
+      sum += d;
+      square += d * d;
+    }
+    s->sum[l] = sum;
+    s->square[l] = square;
+  }
+}
+
+WHOLE_ROW void near_row(struct course *w, const double number[3]) {
   const struct judged *j = &w->j;
   const struct cut cut = cut_of(w->kept);
   const vf one = v_set1(1.0f);
@@ -354,13 +384,7 @@ static void near_row(struct course *w, const double number[3]) {
         count = v_add(count, v_keep(in, one));
         v_store(left + i, v_select(in, v, v_set1(j->max)));
       }
-      for (size_t i = 0; i < BLOCK; i += LANES) {
-        for (size_t l = 0; l < LANES; l++) {
-          double d = (double)left[i + l] - (double)j->max;
-          s.sum[l] += d;
-          s.square[l] += d * d;
-        }
-      }
+      add_spread(&s, left, j->max);
     }
   }
   float left = v_sum_across(count); /* exact up to 2^24 */
@@ -369,7 +393,7 @@ static void near_row(struct course *w, const double number[3]) {
   }
 }
 
-static void exclude_from_row(struct course *w, const double number[3]) {
+SELDOM void exclude_from_row(struct course *w, const double number[3]) {
   struct prefix above = {bound_of_share(w, number[1], 0), w->n};
   above = shorter(w->kept, above);
   char *rest = w->scratch;
@@ -439,7 +463,7 @@ static void narrow_ring(struct ring *r, const struct edge *e, uint64_t least, ui
 }
 
 /* Takes out what is too likely; what is too unlikely is no longer in the prefix. */
-static void keep_up_to(struct course *w, struct edge e, float z, uint32_t id) {
+SELDOM void keep_up_to(struct course *w, struct edge e, float z, uint32_t id) {
   double last = (double)((z - e.max) * e.inverse) + e.mean;
   char *rest = w->scratch;
   e.radius = last > 0.0 ? last : -last;
@@ -464,7 +488,7 @@ static void keep_up_to(struct course *w, struct edge e, float z, uint32_t id) {
 }
 
 /* Whether the order of c's candidates, and with it who is the last, is the same for all means that it can be. */
-static int is_last_for_sure(const struct candidates *c, double mean, double off, size_t last) {
+SELDOM int is_last_for_sure(const struct candidates *c, double mean, double off, size_t last) {
   double y = (double)y_of(c, last), distance = fabs(y + mean);
   int sure = 1;
   for (size_t i = 0; i < c->list.count; i++) {
@@ -527,7 +551,7 @@ static uint64_t weigh_left(struct course *w) {
   return exact_mass(&w->j, w->kept, inverse_now(w));
 }
 
-static void truncate_by_mirostat(struct course *w, const double number[3], double mu) {
+SELDOM void truncate_by_mirostat(struct course *w, const double number[3], double mu) {
   if (w->listed) {
     keep_first(&w->c, mirostat_count(&w->c, mu, number[2], w->n), 0.0);
     return;
@@ -538,7 +562,7 @@ static void truncate_by_mirostat(struct course *w, const double number[3], doubl
   first_of_row(w, (double)mirostat_count(&first, mu, number[2], w->n), 0);
 }
 
-static void adapt(struct course *w, struct lesson *l, const double state[2]) {
+SELDOM void adapt(struct course *w, struct lesson *l, const double state[2]) {
   uint64_t total = weigh_left(w);
   if (w->listed) {
     struct list list = list_in(&w->scratch, w->c.list.count);
@@ -557,7 +581,7 @@ static void adapt(struct course *w, struct lesson *l, const double state[2]) {
 }
 
 /* Steps that learn from the draw are the last. */
-static void learn_from(struct course *w, struct lesson *l, const struct chain_step *s, const double state[2]) {
+SELDOM void learn_from(struct course *w, struct lesson *l, const struct chain_step *s, const double state[2]) {
   l->step = s->step;
   memcpy(l->number, s->number, sizeof l->number);
   if (s->step == CHAIN_ADAPTIVE_P) {
@@ -578,7 +602,7 @@ static void learn_from(struct course *w, struct lesson *l, const struct chain_st
   l->log_total = log_weight(weigh_left(w));
 }
 
-static void update_state(const struct course *w, const struct lesson *l, size_t token, float z, double state[2]) {
+SELDOM void update_state(const struct course *w, const struct lesson *l, size_t token, float z, double state[2]) {
   if (l->step == CHAIN_MIROSTAT || l->step == CHAIN_MIROSTAT_V2) {
     float y = w->listed ? (z - w->c.max) * inverse_of(&w->c) : (z - w->j.max) * inverse_now(w);
     double surprise = (l->log_total - (double)(y < -FLT_MAX ? -FLT_MAX : y)) / LN2;
@@ -596,7 +620,7 @@ static void update_state(const struct course *w, const struct lesson *l, size_t 
   }
 }
 
-static void keep_eta(struct course *w, const double number[3]) {
+SELDOM void keep_eta(struct course *w, const double number[3]) {
   if (w->listed) {
     double mean = mean_of(&w->c);
     keep_share(&w->c, eta_share(number[0], log_weight(w->c.total) + mean), number[1]);
@@ -686,16 +710,22 @@ static void take_step(struct course *w, const struct chain_step *s) {
 }
 
 /* The whole row as a list, sorted. 0 if nothing can be chosen from it. */
-static int list_whole(struct course *w, const struct sample_args *edits, int64_t row) {
+SELDOM int list_whole(struct course *w, const struct sample_args *edits, int64_t row) {
   int has_nan = 0;
   float *z = (float *)take(&w->scratch, (w->n + 2 * BLOCK) * sizeof *z);
   char *rest = w->scratch;
   write_edited(z, (uint32_t *)take(&rest, w->n * sizeof(uint32_t)), edits, row);
-  const struct added added[2] = {dry(w->a, row, w->n, &rest), added_by_user(w->a, row)};
-  for (size_t l = 0; l < 2; l++) {
-    for (size_t i = 0; i < added[l].count; i++) {
-      z[added[l].id[i]] += added[l].value[i];
+  if (w->a->history_ids.ptr) {
+    const struct judged plain = plain_row(NULL, w->n, DTYPE_F32, NULL);
+    struct edits e = edits_in(&plain, &rest);
+    const uint32_t *longest = longest_repetitions(w->a, row, &e, w->n, &rest);
+    for (size_t i = 0; i < e.count; i++) {
+      z[e.id[i]] -= longest[i] ? dry_penalty((const struct chain_row *)w->a->chain_rows.ptr + row, longest[i] - 1) : 0;
     }
+  }
+  const struct added added = added_by_user(w->a, row);
+  for (size_t i = 0; i < added.count; i++) {
+    z[added.id[i]] += added.value[i];
   }
   float max = block_max(z, 0, w->n, DTYPE_F32, &has_nan);
   if (has_nan || max == -INFINITY || max == INFINITY) {
@@ -744,7 +774,7 @@ static struct winner draw_unlisted(struct course *w) {
   return won;
 }
 
-static void put_what_is_left(struct course *w, const struct sample_args *to, int64_t row) {
+SELDOM void put_what_is_left(struct course *w, const struct sample_args *to, int64_t row) {
   uint64_t total = weigh_left(w);
   char *rest = w->scratch;
   const struct list kept = w->listed ? in_id_order(&w->c.list, w->n, &rest) : gather(&w->j, w->kept, &rest);

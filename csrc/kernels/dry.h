@@ -77,47 +77,39 @@ static double whole_power(double base, uint32_t exponent) {
 }
 
 static float dry_penalty(const struct chain_row *r, uint32_t length) {
-  double penalty = r->dry_multiplier * whole_power(r->dry_base, length - (uint32_t)r->dry_allowed);
+  double penalty = r->multiplier * whole_power(r->base, length - (uint32_t)r->allowed);
   penalty = penalty > -FLT_MAX ? penalty : -FLT_MAX;
   return (float)(penalty < FLT_MAX ? penalty : FLT_MAX);
 }
 
-/* Each id once, in scratch; `n` columns. */
-static struct added dry(const struct chain_args *a, int64_t row, size_t n, char **scratch) {
+/* Of each of e's ids, and of those that this adds, the longest repetition that it would go on with, and 1: 0 if none.
+ */
+static const uint32_t *longest_repetitions(const struct chain_args *a, int64_t row, struct edits *e, size_t n,
+                                           char **scratch) {
   const struct chain_row *r = (const struct chain_row *)a->chain_rows.ptr + row;
   struct ids h = ids_of(&a->history_ids, &a->history_offsets, row);
-  size_t window = r->dry_last_n < 0 ? h.count : min_size((size_t)r->dry_last_n, h.count), limit;
-  int64_t allowed = r->dry_allowed;
+  size_t window = r->last_n >= 0.0 && r->last_n < (double)h.count ? (size_t)r->last_n : h.count;
+  size_t allowed = (size_t)r->allowed, limit;
+  uint32_t *longest = (uint32_t *)take(scratch, n * sizeof *longest);
+  memset(longest, 0, e->count * sizeof *longest);
   h.id += h.count - window;
   h.count = window;
-  if (r->dry_multiplier == 0.0 || (int64_t)window <= allowed || (int64_t)(limit = behind_breakers(a, r, h)) < allowed) {
-    return (struct added){NULL, NULL, 0};
+  if (r->multiplier == 0.0 || window <= allowed || (limit = behind_breakers(a, r, h)) < allowed) {
+    return longest;
   }
   int32_t *length = (int32_t *)a->lengths.ptr + (h.id - (const int64_t *)a->history_ids.ptr);
   find_lengths(length, h);
-  size_t blocks = (n + BLOCK - 1) / BLOCK;
-  int64_t *id = (int64_t *)take(scratch, n * sizeof *id);
-  float *value = (float *)take(scratch, n * sizeof *value);
-  struct edits seen = {.is_edited = (uint64_t *)take(scratch, blocks * sizeof *seen.is_edited)};
-  seen.slot = (uint32_t *)take(scratch, n * sizeof *seen.slot);
-  seen.id = (uint32_t *)take(scratch, n * sizeof *seen.id);
-  seen.counts = (uint32_t *)take(scratch, n * sizeof *seen.counts); /* the longest, plus 1 */
-  memset(seen.is_edited, 0, blocks * sizeof *seen.is_edited);
   for (size_t k = 1; k < window; k++) {
-    uint32_t own = (uint32_t)min_size((size_t)length[k], limit);
+    size_t own = min_size((size_t)length[k], limit);
     if (own >= allowed) {
-      uint32_t *longest = &seen.counts[slot_of(&seen, (size_t)h.id[window - k])];
-      *longest = own + 1 > *longest ? own + 1 : *longest;
+      size_t count = e->count, s = slot_of(e, (size_t)h.id[window - k]);
+      longest[s] = s == count || own + 1 > longest[s] ? (uint32_t)own + 1 : longest[s];
     }
   }
-  struct added found = {id, value, 0};
-  for (size_t i = 0; i < seen.count; i++) {
-    if (!is_breaker(a, r, seen.id[i])) {
-      id[found.count] = seen.id[i];
-      value[found.count++] = -dry_penalty(r, seen.counts[i] - 1);
-    }
+  for (size_t i = 0; r->breakers && i < e->count; i++) {
+    longest[i] = longest[i] && is_breaker(a, r, e->id[i]) ? 0 : longest[i];
   }
-  return found;
+  return longest;
 }
 
 static struct added added_by_user(const struct chain_args *a, int64_t row) {

@@ -66,8 +66,8 @@ cdef extern from "ops.h":
         double number[3]
 
     struct chain_row:
-        double dry_multiplier, dry_base
-        int64_t dry_allowed, dry_last_n, first_breaker, breakers, first_step, steps
+        double multiplier, base, allowed, last_n
+        int64_t first_breaker, breakers, first_step, steps
 
     struct chain_args:
         span x, params, mask

@@ -205,6 +205,45 @@ def program_of(group: Group) -> Program:
     return Program(group.steps)
 
 
+# ---- edits that the kernel does itself ----
+
+BANS = (FORBID, FORBID_TILL, FORBID_AT, NGRAM, ENCODER_NGRAM)
+ADDERS = (ADD, SEQUENCES, DRY)
+
+
+class Split(NamedTuple):
+    """Edits as the kernel takes them: what is added, penalties, what is added then."""
+
+    before: tuple[Edit, ...]
+    penalties: Edit | None
+    behind: tuple[Edit, ...]
+
+
+def _only_adds(edits: tuple[Edit, ...]) -> bool:
+    """Whether nothing depends on a logit's value, and what is added to it is one number."""
+    adders = [e for e in edits if e.kind in ADDERS and not (e.values and max(e.values) == -math.inf)]
+    once = all(e.kind != ADD or len(set(e.ids or ())) == e.size for e in adders)
+    return all(e.kind in BANS + ADDERS for e in edits) and len(adders) <= 1 and once
+
+
+def _plain_penalties(e: Edit) -> bool:
+    """Repetition, then frequency and presence, over the output and all of the text, or over one part of it."""
+    repeats, counts = e.numbers[0] != 1, e.numbers[1:] != (0, 0)
+    summed = e.flags & SUMMED and 0 not in e.numbers[1:]
+    whole = e.over == OVER["both"] and e.counts_over == OVER["output"] and e.last_n < 0
+    return not (e.flags & ~SUMMED or summed) and (e.over == e.counts_over or whole or not (repeats and counts))
+
+
+def split(edits: tuple[Edit, ...]) -> Split | None:
+    at = [i for i, e in enumerate(edits) if e.kind == PENALTIES]
+    if len(at) > 1 or (at and not _plain_penalties(edits[at[0]])):
+        return None
+    before, behind = (edits[: at[0]], edits[at[0] + 1 :]) if at else ((), edits)
+    if not (_only_adds(before) and _only_adds(behind)):
+        return None
+    return Split(before, edits[at[0]] if at else None, behind)
+
+
 # ---- saved ----
 
 

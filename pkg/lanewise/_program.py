@@ -168,13 +168,12 @@ class Dry:
     [0.8, 1.75, 2.0, -1.0]
     """
 
-    __slots__ = ("breaker_ids", "breaker_offsets", "breakers", "numbers", "told")
+    __slots__ = ("breaker_ids", "breaker_offsets", "breakers", "numbers")
 
     numbers: NDArray[np.float64]
     breakers: tuple[tuple[int, ...], ...]
     breaker_ids: NDArray[np.int64]
     breaker_offsets: NDArray[np.int64]
-    told: tuple[float, float, int, int, int]  # the numbers, and how many breakers there are
 
     def __init__(
         self,
@@ -195,8 +194,6 @@ class Dry:
         self.breakers = tuple(_breaker(b, i) for i, b in enumerate(breakers))
         self.breaker_ids = np.array([id_ for b in self.breakers for id_ in b], np.int64)
         self.breaker_offsets = np.cumsum([0, *map(len, self.breakers)], dtype=np.int64)
-        m, b, allowed, last = self.numbers.tolist()
-        self.told = m, b, int(allowed), int(last), len(self.breakers)
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -56,9 +56,11 @@ cdef int fill_programs(chain_args *a, chain_row *to, double *first, object progr
     return 0
 
 
-cdef void put_dry(chain_row *to, tuple told, int64_t first_breaker) noexcept:
-    to.dry_multiplier, to.dry_base, to.dry_allowed, to.dry_last_n, to.breakers = told
-    to.first_breaker = first_breaker
+cdef int put_dry(chain_row *to, cnp.ndarray numbers, cnp.ndarray breaker_offsets, int64_t first_breaker) except -1:
+    cdef const double *number = <const double *>cnp.PyArray_DATA(numbers)
+    to.multiplier, to.base, to.allowed, to.last_n = number[0], number[1], number[2], number[3]
+    to.first_breaker, to.breakers = first_breaker, cnp.PyArray_DIM(breaker_offsets, 0) - 1
+    return 0
 
 
 cdef int fill_dry(chain_args *a, chain_row *to, rows_t *r, object dry, object history, list kept) except -1:
@@ -73,7 +75,7 @@ cdef int fill_dry(chain_args *a, chain_row *to, rows_t *r, object dry, object hi
     if type(dry) is Dry:
         breaker_ids, breaker_offsets = dry.breaker_ids, dry.breaker_offsets
         for i in range(a.rows):
-            put_dry(&to[i], dry.told, 0)
+            put_dry(&to[i], dry.numbers, breaker_offsets, 0)
     else:
         different, which = distinct(dry, Dry, "dry", a.rows, True)
         ids, offsets, firsts, total = [np.empty(0, np.int64)], [np.zeros(1, np.int64)], [], 0
@@ -85,8 +87,9 @@ cdef int fill_dry(chain_args *a, chain_row *to, rows_t *r, object dry, object hi
                 total += len(one.breaker_ids)
         breaker_ids, breaker_offsets = np.concatenate(ids), np.concatenate(offsets)
         for i in range(a.rows):
-            if different[which[i]] is not None:
-                put_dry(&to[i], different[which[i]].told, firsts[which[i]])
+            one = different[which[i]]
+            if one is not None:
+                put_dry(&to[i], one.numbers, one.breaker_offsets, firsts[which[i]])
     history_ids, history_offsets = ragged_ids(history, "history", r)
     count = cnp.PyArray_DIM(<cnp.ndarray>history_ids, 0)
     lengths = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)

@@ -3,7 +3,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
+from typing_extensions import Self, disjoint_base
 
 from ._types import Array, Int, Mask, OnInvalid, TokenIds, Tokens
 from .params import SamplingParams
@@ -11,11 +11,12 @@ from .steps import Step
 
 __test__: dict[str, str]  # added by Cython
 
-Steps = str | Iterable[Step]
-
+@disjoint_base
 class Sampler:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
-    def __init__(self, steps: Steps, *, seed: Int | None = None, vocab_size: Int | None = None) -> None: ...
+    def __init__(
+        self, steps: str | Iterable[Step], *, seed: Int | None = None, vocab_size: Int | None = None
+    ) -> None: ...
     def add(
         self,
         id: Hashable,
@@ -58,7 +59,7 @@ class Sampler:
     @property
     def ids(self) -> list[Any]: ...
     def __len__(self) -> int: ...
-    def __contains__(self, id: object) -> bool: ...
+    def __contains__(self, key: object, /) -> bool: ...
     def prompt(self, id: Hashable) -> NDArray[np.int64]: ...
     def output(self, id: Hashable) -> NDArray[np.int64]: ...
     def noise(self, id: Hashable) -> tuple[int, int, int]: ...

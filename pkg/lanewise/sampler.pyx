@@ -18,8 +18,8 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, integer, mask_array
 from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t, whole
 from lanewise._ops cimport *
-from lanewise import _plan, _whole, steps as _steps
-from lanewise._program import LAST, Program
+from lanewise import _plan, _program, _whole, steps as _steps
+from lanewise._program import Program
 from lanewise.chain import run_chain
 from lanewise.errors import InvalidLogitsError
 from lanewise.params import SamplingParams
@@ -29,6 +29,9 @@ cnp.import_array()
 
 
 cdef extern from "history.h":
+    enum:
+        OVER_OUTPUT, OVER_PROMPT
+
     struct edit_step:
         int64_t kind, over, counts_over, last_n, n, flags, limit
         double numbers[3]
@@ -50,7 +53,7 @@ cdef extern from "history.h":
         int forced
 
     void touched_free(touched *t)
-    int edit_by_text(touched *t, const edit_step *steps, int64_t count, const edit_row *row)
+    int edit_by_text(touched *t, const edit_step *steps, int64_t count, const edit_row *row, int relative)
     int64_t touched_lists(const touched *t, int64_t *ids, float *minus, float *plus)
     void touched_write(const touched *t, float *z, int64_t cols)
 
@@ -58,6 +61,20 @@ cdef extern from "history.h":
 cdef enum:
     MOST_IDS = 0x7fffffff
     STATE = 2  # doubles
+
+
+# Lists, one a row, behind one another; row i is offsets[i] .. offsets[i + 1] - 1.
+cdef struct ragged:
+    int64_t *ids
+    float *values
+    int64_t *offsets
+    int64_t count, room
+
+
+# Nothing may be told of by no address, which memcpy does not take.
+cdef inline void put(void *to, const void *from_, size_t count) noexcept:
+    if count:
+        memcpy(to, from_, count)
 
 
 # ---- plans ----
@@ -105,8 +122,12 @@ cdef class _Edits:
 cdef class _Plan:
     """What a list of steps asks for. Plain: edits, then one program; else the row is written out first."""
     cdef readonly tuple steps
-    cdef list before    # what comes before the last program, if the plan is not plain: _Edits, Program or a step
-    cdef _Edits edits   # of a plain one
+    cdef list before    # what comes before the last program: _Edits, Program or a step
+    cdef _Edits edits   # of a plain one, all in one; or, if the kernel penalises,
+    cdef _Edits added, added_then
+    cdef sample_params penalties
+    cdef int64_t over, last_n
+    cdef bint split, penalises, whole_text
     cdef object program
     cdef const double *codes
     cdef bint plain, stateful, guided
@@ -119,7 +140,7 @@ cdef class _Plan:
         self.program = Program(last.steps if last is not None else ())
         self.codes = <const double *>cnp.PyArray_DATA(<cnp.ndarray>self.program.codes)
         self.lines = len(self.program.codes)
-        self.stateful = last is not None and last.steps[len(last.steps) - 1][0] in LAST
+        self.stateful = last is not None and last.steps[len(last.steps) - 1][0] in _program.LAST
         self.before = []
         for group in groups:
             if group.kind == "edit":
@@ -132,7 +153,28 @@ cdef class _Plan:
                 self.before.append(group.steps[0])
                 self.guided |= isinstance(group.steps[0], (_steps.Guidance, _steps.Contrastive))
         self.plain = not self.before or (len(self.before) == 1 and isinstance(self.before[0], _Edits))
-        self.edits = self.before[0] if self.plain and self.before else None
+        memset(&self.penalties, 0, sizeof(self.penalties))
+        self.penalties.repetition_penalty = 1.0
+        if self.plain and self.before:
+            self.edits = self.before[0]
+            self.take_apart(_plan.split(groups[0].steps))
+
+    cdef int take_apart(self, object found) except -1:
+        if found is None:
+            return 0
+        self.split = True
+        self.added = _Edits(list(found.before)) if found.before else None
+        self.added_then = _Edits(list(found.behind)) if found.behind else None
+        told = found.penalties
+        if told is None:
+            return 0
+        self.penalises = True
+        (self.penalties.repetition_penalty, self.penalties.frequency_penalty,
+         self.penalties.presence_penalty) = told.numbers
+        repeats, counts = told.numbers[0] != 1, told.numbers[1:] != (0, 0)
+        self.whole_text = repeats and counts and told.over != told.counts_over
+        self.over, self.last_n = told.over if repeats else told.counts_over, told.last_n
+        return 0
 
 
 # ---- sequences ----
@@ -180,7 +222,7 @@ cdef class _Sequence:
         cdef int64_t count = cnp.PyArray_DIM(ids, 0), largest = self.largest, i
         cdef int64_t *to = self.text + self.length
         cdef uint64_t furthest = 0  # as unsigned: what is below 0 is far away
-        memcpy(to, cnp.PyArray_DATA(ids), count * sizeof(int64_t))
+        put(to, cnp.PyArray_DATA(ids), count * sizeof(int64_t))
         for i in range(count):
             furthest = max(furthest, <uint64_t>to[i])
         if count and furthest > <uint64_t>most:
@@ -229,7 +271,7 @@ cdef cnp.ndarray ids_of(object ids, str name, int64_t most):
 cdef object copied(const int64_t *ids, int64_t count):
     cdef cnp.npy_intp n = count
     cdef cnp.ndarray array = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
-    memcpy(cnp.PyArray_DATA(array), ids, count * sizeof(int64_t))
+    put(cnp.PyArray_DATA(array), ids, count * sizeof(int64_t))
     return array
 
 
@@ -270,25 +312,22 @@ cdef class Sampler:
     cdef sample_params *params
     cdef chain_row *rows
     cdef chain_step *steps_
-    cdef int64_t *offsets
-    cdef int64_t *ids_
-    cdef float *minus
-    cdef float *plus
+    cdef ragged bias, added, before, text  # behind them: sample's prompt_ids and output_ids
     cdef double *state_
-    cdef int64_t rows_room, ids_room, step_room, step_count
+    cdef int64_t rows_room, step_room, step_count
     cdef _Plan last_plan
 
     def __cinit__(self):
         self.lock = PyThread_allocate_lock()
         if self.lock == NULL:
             raise MemoryError("no memory for a lock")
+        self.plans, self.by_value, self.sequences, self.order = {}, {}, {}, []
+        self.plan = _Plan(())  # of one that was never told its steps
 
     def __init__(self, steps, *, seed=None, vocab_size=None):
         self.preset = steps if isinstance(steps, str) else None
-        self.plans, self.by_value, self.sequences, self.order = {}, {}, {}, []
         self.seed = entropy() if seed is None else integer(seed, "seed", 0, UINT64_MAX)
         self.vocab_size = None if vocab_size is None else integer(vocab_size, "vocab_size", 1, SAMPLE_MAX_VOCAB)
-        self.serial = self.calls = 0
         self.plan = self.plan_of(_steps.preset(steps) if self.preset is not None else steps)
 
     def __dealloc__(self):
@@ -296,10 +335,10 @@ cdef class Sampler:
         free(self.params)
         free(self.rows)
         free(self.steps_)
-        free(self.offsets)
-        free(self.ids_)
-        free(self.minus)
-        free(self.plus)
+        free_lists(&self.bias)
+        free_lists(&self.added)
+        free_lists(&self.before)
+        free_lists(&self.text)
         free(self.state_)
         if self.lock != NULL:
             PyThread_free_lock(self.lock)
@@ -325,13 +364,18 @@ cdef class Sampler:
             raise TypeError(f"steps must be hashable, functions and all: {error}") from None
         if plan is None:
             plan = _Plan(found)
-        if len(self.plans) >= 1024:
-            self.plans.clear()
-            self.by_value.clear()
+        self.forget_plans()
         self.by_value[found] = plan
         if type(steps) is tuple:
             self.plans[id(steps)] = (steps, plan)  # which holds it, so that the number stays its own
         return plan
+
+    # Sequences keep the plans that they have.
+    cdef int forget_plans(self) except -1:
+        if len(self.by_value) >= 1024:
+            self.plans.clear()
+            self.by_value.clear()
+        return 0
 
     cdef _Plan plan_of_params(self, object params):
         if self.preset is None:
@@ -339,7 +383,8 @@ cdef class Sampler:
         if isinstance(params, SamplingParams):
             plan = self.by_value.get(params)
             if plan is None:
-                plan = self.by_value[params] = self.plan_of(_steps.preset(self.preset, params))
+                plan = self.plan_of(_steps.preset(self.preset, params))
+                self.by_value[params] = plan
             return plan
         if not isinstance(params, dict):
             raise TypeError(f"params must be a SamplingParams or a dict, got {params!r}")
@@ -429,7 +474,7 @@ cdef class Sampler:
             child.reserve(parent.length)
             child.length = parent.length
             child.reserve(1)
-            memcpy(child.text, parent.text, parent.length * sizeof(int64_t))
+            put(child.text, parent.text, parent.length * sizeof(int64_t))
             if parent.plan.stateful:
                 memcpy(child.states, parent.states, (parent.length - parent.prompt + 1) * STATE * sizeof(double))
             self.sequences[new] = child
@@ -543,13 +588,23 @@ cdef class Sampler:
 
     def prompt(self, id):
         """The ids of a sequence's prompt, int64: a copy."""
-        cdef _Sequence s = self.known(id)
-        return copied(s.text, s.prompt)
+        cdef _Sequence s
+        self.enter()
+        try:
+            s = self.known(id)
+            return copied(s.text, s.prompt)
+        finally:
+            self.leave()
 
     def output(self, id):
         """The ids put out so far, int64: a copy."""
-        cdef _Sequence s = self.known(id)
-        return copied(s.text + s.prompt, s.length - s.prompt)
+        cdef _Sequence s
+        self.enter()
+        try:
+            s = self.known(id)
+            return copied(s.text + s.prompt, s.length - s.prompt)
+        finally:
+            self.leave()
 
     def noise(self, id):
         """The (seed, key, step) of the next draw."""
@@ -558,8 +613,13 @@ cdef class Sampler:
 
     def state(self, id):
         """What a step has learnt from the draws: mirostat's (mu, 0), adaptive-p's two sums; None without such a step."""
-        cdef _Sequence s = self.known(id)
-        return (s.state()[0], s.state()[1]) if s.plan.stateful else None
+        cdef _Sequence s
+        self.enter()
+        try:
+            s = self.known(id)
+            return (s.state()[0], s.state()[1]) if s.plan.stateful else None
+        finally:
+            self.leave()
 
     def steps_of(self, id):
         """The steps of a sequence."""
@@ -675,42 +735,43 @@ cdef class Sampler:
             found[i] = scale(row[:r.cols], 1.0)
         return found
 
-    # Room for so many rows, and so many edited logits.
-    cdef int reserve(self, int64_t rows, int64_t ids) except -1:
-        if rows >= self.rows_room:
-            self.rows_room = 0
-            grow(<void **>&self.params, 2 * rows + 1, sizeof(sample_params))
-            grow(<void **>&self.rows, 2 * rows + 1, sizeof(chain_row))
-            grow(<void **>&self.offsets, 2 * rows + 2, sizeof(int64_t))
-            grow(<void **>&self.state_, (2 * rows + 1) * STATE, sizeof(double))
-            self.rows_room = 2 * rows + 1
-        if ids > self.ids_room:
-            self.ids_room = 0
-            grow(<void **>&self.ids_, 2 * ids, sizeof(int64_t))
-            grow(<void **>&self.minus, 2 * ids, sizeof(float))
-            grow(<void **>&self.plus, 2 * ids, sizeof(float))
-            self.ids_room = 2 * ids
+    # Room for so many rows.
+    cdef int reserve(self, int64_t rows) except -1:
+        cdef int64_t room = 2 * rows + 2
+        if rows < self.rows_room:
+            return 0
+        self.rows_room = 0
+        grow(<void **>&self.params, room, sizeof(sample_params))
+        grow(<void **>&self.rows, room, sizeof(chain_row))
+        grow(<void **>&self.bias.offsets, room, sizeof(int64_t))
+        grow(<void **>&self.added.offsets, room, sizeof(int64_t))
+        grow(<void **>&self.before.offsets, room, sizeof(int64_t))
+        grow(<void **>&self.text.offsets, room, sizeof(int64_t))
+        grow(<void **>&self.state_, room * STATE, sizeof(double))
+        self.rows_room = room
         return 0
 
     # Tokens of all rows, -1 where a row is invalid; the states that follow are in self.state_.
     cdef cnp.ndarray drawn(self, list order, object owner, rows_t *r, cnp.ndarray mask, list guides):
         cdef _Sequence s
-        cdef int64_t i, first = 0, ids = 0
+        cdef int64_t i, first = 0
         cdef cnp.npy_intp count = r.rows
         cdef cnp.ndarray tokens = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
         cdef chain_args a
-        self.reserve(r.rows, 0)
-        self.offsets[0] = self.step_count = 0
+        self.reserve(r.rows)
+        self.step_count = self.bias.count = self.added.count = self.before.count = self.text.count = 0
+        self.bias.offsets[0] = self.added.offsets[0] = self.before.offsets[0] = self.text.offsets[0] = 0
         whole_rows = {}
         for i in range(r.rows):
             s = order[i]
             self.fill_row(i, s)
-            if s.plan.plain:
-                ids += self.fill_edits(s, r, i, ids, whole_rows)
-            else:
+            if not s.plan.plain:
                 whole_rows[i] = self.written(s, owner[:r.cols] if r.single else owner[i, :r.cols], r,
                                              mask_of(mask, i), guides[i])
-            self.offsets[i + 1] = ids
+            elif s.plan.edits is not None:
+                self.fill_edits(s, r, i, whole_rows)
+            self.bias.offsets[i + 1], self.added.offsets[i + 1] = self.bias.count, self.added.count
+            self.before.offsets[i + 1], self.text.offsets[i + 1] = self.before.count, self.text.count
         memset(&a, 0, sizeof(a))
         a.cols, a.dtype, a.x_stride, a.force_exact = r.cols, r.dtype, r.stride, force_exact()
         if mask is not None:
@@ -728,9 +789,8 @@ cdef class Sampler:
     cdef int fill_row(self, int64_t i, _Sequence s) except -1:
         cdef sample_params *p = &self.params[i]
         cdef chain_row *row = &self.rows[i]
-        memset(p, 0, sizeof(sample_params))
-        p.repetition_penalty, p.seed, p.key = 1.0, s.seed, s.key
-        p.step = s.first_step + s.length - s.prompt
+        p[0] = s.plan.penalties
+        p.seed, p.key, p.step = s.seed, s.key, s.first_step + s.length - s.prompt
         memset(row, 0, sizeof(chain_row))
         row.steps, row.first_step = s.plan.lines, self.step_count
         if i and s.plan is self.last_plan:
@@ -740,7 +800,7 @@ cdef class Sampler:
                 self.step_room = 0
                 grow(<void **>&self.steps_, 2 * (self.step_count + row.steps), sizeof(chain_step))
                 self.step_room = 2 * (self.step_count + row.steps)
-            memcpy(&self.steps_[self.step_count], s.plan.codes, row.steps * sizeof(chain_step))
+            put(&self.steps_[self.step_count], s.plan.codes, row.steps * sizeof(chain_step))
             self.step_count += row.steps
             self.last_plan = s.plan
         if s.plan.stateful:
@@ -749,23 +809,58 @@ cdef class Sampler:
             memset(&self.state_[STATE * i], 0, STATE * sizeof(double))
         return 0
 
-    # What the edits of a plain plan make of row i: how many logits were added to the lists behind the first `at`.
-    cdef int64_t fill_edits(self, _Sequence s, rows_t *r, int64_t i, int64_t at, dict whole_rows) except -1:
+    # What the edits of a plain plan make of row i, behind the lists of the rows before it.
+    cdef int fill_edits(self, _Sequence s, rows_t *r, int64_t i, dict whole_rows) except -1:
         cdef edit_row row
+        cdef _Plan plan = s.plan
         cdef cnp.npy_intp cols = r.cols
-        if s.plan.edits is None:
-            return 0
         row.x, row.dtype, row.cols = <char *>r.ptr + i * r.stride, r.dtype, r.cols
         row.text, row.prompt, row.length = s.text, s.prompt, s.length
-        if edit_by_text(&self.touched, s.plan.edits.step, s.plan.edits.count, &row) < 0:
-            raise MemoryError("no memory for edits")
+        if plan.split:
+            if plan.added is not None:
+                self.add_edits(&self.bias, plan.added, &row)
+            if plan.added_then is not None:
+                self.add_edits(&self.added, plan.added_then, &row)
+            if plan.penalises:
+                self.add_text(plan, s)
+            return 0
+        self.edit(plan.edits, &row, False)
         if self.touched.forced:
             z = cnp.PyArray_EMPTY(1, &cols, cnp.NPY_FLOAT32, 0)
             touched_write(&self.touched, <float *>cnp.PyArray_DATA(z), r.cols)
             whole_rows[i] = z
             return 0
-        self.reserve(0, at + self.touched.count)
-        return touched_lists(&self.touched, self.ids_ + at, self.minus + at, self.plus + at)
+        extend(&self.bias, self.touched.count)
+        extend(&self.added, self.touched.count)
+        count = touched_lists(&self.touched, self.bias.ids + self.bias.count, self.bias.values + self.bias.count,
+                              self.added.values + self.added.count)
+        put(self.added.ids + self.added.count, self.bias.ids + self.bias.count, count * sizeof(int64_t))
+        self.bias.count += count
+        self.added.count += count
+        return 0
+
+    cdef int edit(self, _Edits edits, edit_row *row, bint relative) except -1:
+        if edit_by_text(&self.touched, edits.step, edits.count, row, relative) < 0:
+            raise MemoryError("no memory for edits")
+        return 0
+
+    cdef int add_edits(self, ragged *to, _Edits edits, edit_row *row) except -1:
+        self.edit(edits, row, True)
+        extend(to, self.touched.count)
+        to.count += touched_lists(&self.touched, to.ids + to.count, NULL, to.values + to.count)
+        return 0
+
+    # What the kernel penalises.
+    cdef int add_text(self, _Plan plan, _Sequence s) except -1:
+        cdef int64_t first = 0 if plan.over != OVER_OUTPUT else s.prompt
+        cdef int64_t end = s.length if plan.over != OVER_PROMPT else s.prompt
+        if plan.whole_text:
+            add_ids(&self.before, s.text, s.prompt)
+            add_ids(&self.text, s.text + s.prompt, s.length - s.prompt)
+        else:
+            first = max(first, end - plan.last_n) if plan.last_n >= 0 else first
+            add_ids(&self.text, s.text + first, end - first)
+        return 0
 
     # Rows first .. end - 1 of what was filled in, the first of them at x's row `first`.
     cdef int run(self, chain_args *a, cnp.ndarray tokens, void *x, int64_t first, int64_t end) except -1:
@@ -784,12 +879,10 @@ cdef class Sampler:
         if b.mask_kind != MASK_NONE:
             b.mask.ptr = <char *>b.mask.ptr + first * b.mask_stride
             b.mask.bytes -= first * b.mask_stride
-        if self.offsets[end] > self.offsets[first]:
-            b.bias_ids.ptr, b.bias_ids.bytes = self.ids_, self.offsets[end] * sizeof(int64_t)
-            b.bias_values.ptr, b.bias_values.bytes = self.minus, self.offsets[end] * sizeof(float)
-            b.bias_offsets.ptr, b.bias_offsets.bytes = self.offsets + first, (rows + 1) * sizeof(int64_t)
-            b.added_ids, b.added_offsets = b.bias_ids, b.bias_offsets
-            b.added_values.ptr, b.added_values.bytes = self.plus, b.bias_values.bytes
+        fill_list(&self.bias, first, rows, &b.bias_ids, &b.bias_values, &b.bias_offsets)
+        fill_list(&self.added, first, rows, &b.added_ids, &b.added_values, &b.added_offsets)
+        fill_list(&self.before, first, rows, &b.prompt_ids, NULL, &b.prompt_offsets)
+        fill_list(&self.text, first, rows, &b.output_ids, NULL, &b.output_offsets)
         return run(OP_chain, &b, b.cols, 3 * b.cols + 20000)
 
     # The row of a plan that is not plain, up to its last program.
@@ -800,8 +893,7 @@ cdef class Sampler:
             if isinstance(group, _Edits):
                 row.x, row.dtype, row.cols = cnp.PyArray_DATA(z), DTYPE_F32, r.cols
                 row.text, row.prompt, row.length = s.text, s.prompt, s.length
-                if edit_by_text(&self.touched, (<_Edits>group).step, (<_Edits>group).count, &row) < 0:
-                    raise MemoryError("no memory for edits")
+                self.edit(group, &row, False)
                 touched_write(&self.touched, <float *>cnp.PyArray_DATA(z), r.cols)
             elif isinstance(group, Program):
                 token, left = run_chain(z, group, mask=mask, seed=s.seed, keys=[s.key],
@@ -894,6 +986,39 @@ cdef void fill_mask(chain_args *a, cnp.ndarray mask) noexcept:
     a.mask, a.mask_kind = whole(mask), MASK_BOOL if is_bool else MASK_BITS
     a.mask_width = cnp.PyArray_DIM(mask, axes - 1) * (1 if is_bool else 32)
     a.mask_stride = cnp.PyArray_STRIDE(mask, 0) if axes == 2 else 0
+
+
+cdef void free_lists(ragged *lists) noexcept:
+    free(lists.ids)
+    free(lists.values)
+    free(lists.offsets)
+
+
+cdef int extend(ragged *lists, int64_t count) except -1:
+    cdef int64_t room = 2 * (lists.count + count)
+    if lists.count + count > lists.room:
+        lists.room = 0
+        grow(<void **>&lists.ids, room, sizeof(int64_t))
+        grow(<void **>&lists.values, room, sizeof(float))
+        lists.room = room
+    return 0
+
+
+cdef int add_ids(ragged *to, const int64_t *ids, int64_t count) except -1:
+    extend(to, count)
+    put(to.ids + to.count, ids, count * sizeof(int64_t))
+    to.count += count
+    return 0
+
+
+# Spans of the lists of rows first .. first + rows - 1, unless all are empty.
+cdef void fill_list(const ragged *lists, int64_t first, int64_t rows, span *ids, span *values, span *offsets) noexcept:
+    cdef int64_t count = lists.offsets[first + rows]
+    if count > lists.offsets[first]:
+        ids.ptr, ids.bytes = lists.ids, count * sizeof(int64_t)
+        offsets.ptr, offsets.bytes = lists.offsets + first, (rows + 1) * sizeof(int64_t)
+        if values != NULL:
+            values.ptr, values.bytes = lists.values, count * sizeof(float)
 
 
 cdef int grow(void **memory, int64_t count, size_t size) except -1:
