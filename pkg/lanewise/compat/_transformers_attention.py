@@ -17,6 +17,7 @@ masking: Any = need(
 )
 sdpa: Any = need("transformers.integrations.sdpa_attention", package="transformers", works=WORKS)
 
+NOT_HERE = ("sinks", "indices", "block_indices")  # one sink a query; keys chosen a query: models ask for these by name
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -30,13 +31,23 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
+    s_aux: Any = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
     """Queries (B, heads, n, D) over keys and values (B, kv_heads, S, D), which stay where they are: (B, n, heads, D).
 
-    Other devices, dropout, gradients and position biases are left to torch's scaled_dot_product_attention.
+    s_aux: sinks, one a head, as GPT-OSS has. Windows come with the mask. Other devices, dropout, gradients and biases
+    of positions are left to torch, whose scaled_dot_product_attention has neither soft cap nor sinks: ValueError.
     """
+    for name in NOT_HERE:
+        if kwargs.get(name) is not None:
+            raise ValueError(f'attention with {name} needs attn_implementation="eager"')
     if dropout or kwargs.get("position_bias") is not None or not all(map(takes, (query, key, value))):
+        if s_aux is not None:
+            raise ValueError(
+                "with sinks, attention on other devices, with dropout, gradients or position biases needs "
+                'attn_implementation="eager"'
+            )
         kwargs |= {} if softcap is None else {"softcap": softcap}
         return sdpa.sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
@@ -60,6 +71,7 @@ def attend(
         causal=causal,
         scale=scaling,
         soft_cap=softcap,
+        sinks=None if s_aux is None else s_aux.detach().float(),
         mask=by_query(attention_mask, rows, heads, count, length),
     )
     return torch.from_numpy(mixed).to(query.dtype).view(rows, count, heads, -1), None
