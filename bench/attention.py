@@ -86,7 +86,7 @@ def clocked(call: Callable[[], object], inner: int) -> Turn:
 
 
 def read(work: Work, inner: int) -> Turn:
-    return lambda number: float(np.mean(work.planned.time_scan(*work.kv, inner)))
+    return lambda number: float(np.mean(work.planned._time_scan(*work.kv, inner)))
 
 
 def multiply(work: Work, inner: int) -> Turn:

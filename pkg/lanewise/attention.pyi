@@ -42,7 +42,7 @@ class AttentionPlan:
         lse_base: LseBase = "e",
         out: Floats32 | None = None,
     ) -> Any: ...  # an array, or with return_lse a pair
-    def time_scan(self, k_cache: Array, v_cache: Array, repeats: int, *, layout: KvLayout = "HND") -> Any: ...
+    def _time_scan(self, k_cache: Array, v_cache: Array, repeats: int, *, layout: KvLayout = "HND") -> Any: ...
 
 def decode_attention(
     q: Array,

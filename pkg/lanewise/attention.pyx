@@ -420,7 +420,7 @@ cdef class AttentionPlan:
             result[...] = written
         return (result, lse) if return_lse else result
 
-    def time_scan(self, k_cache, v_cache, int64_t repeats, *, layout="HND"):
+    def _time_scan(self, k_cache, v_cache, int64_t repeats, *, layout="HND"):
         """Benches: the nanoseconds of each run of a mere read of the keys and values that `run` meets."""
         cdef attend_args a
         cdef Caches caches = Caches(k_cache, v_cache, layout, self.block_size)
