@@ -62,6 +62,8 @@ class Pages:
         self.lengths = np.where(has, (self.counts - 1) * page_size + last, 0)
 
     def check(self, pages: int) -> None:
+        if self.indices.min(initial=0) >= 0 and self.indices.max(initial=-1) < pages:
+            return
         bad = (self.indices < 0) | (self.indices >= pages)
         refuse(bad, self.prefix + "indices", self.indices, f"must be in [0, {pages - 1}]")
 
