@@ -57,13 +57,15 @@ class Pages:
         self.indices = found[: self.starts[-1]]
         if len(self.indices) < self.starts[-1]:
             raise ValueError(f"{prefix}indptr ends at {self.starts[-1]}, but there are {len(found)} {prefix}indices")
+        self.lowest, self.highest = self.indices.min(initial=0), self.indices.max(initial=-1)
         has = self.counts > 0
         refuse(has & ((last < 1) | (last > page_size)), prefix + "last_page_len", last, f"must be in [1, {page_size}]")
         self.lengths = np.where(has, (self.counts - 1) * page_size + last, 0)
 
     def check(self, pages: int) -> None:
-        bad = (self.indices < 0) | (self.indices >= pages)
-        refuse(bad, self.prefix + "indices", self.indices, f"must be in [0, {pages - 1}]")
+        if self.lowest < 0 or self.highest >= pages:
+            bad = (self.indices < 0) | (self.indices >= pages)
+            refuse(bad, self.prefix + "indices", self.indices, f"must be in [0, {pages - 1}]")
 
     def table(self) -> Array:
         """(requests, pages of the longest): what is behind a request's own is 0, and looked at by nobody."""
@@ -621,6 +623,86 @@ class BatchPrefillWithPagedKVCacheWrapper(Planned):
         return found, (sums.t().contiguous() if lse is None else lse) if turned else sums
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
+
+
+class MultiLevelCascadeAttentionWrapper:
+    """Attention over keys in levels, of which the first are shared by more queries, and read once for all of them."""
+
+    def __init__(
+        self,
+        num_levels: int,
+        float_workspace_buffer: Any = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: list[Tensor] | None = None,
+        paged_kv_indptr_buf_arr: list[Tensor] | None = None,
+        paged_kv_indices_buf_arr: list[Tensor] | None = None,
+        paged_kv_last_page_len_buf_arr: list[Tensor] | None = None,
+    ) -> None:
+        if num_levels < 1:
+            raise ValueError(f"num_levels must be at least 1, got {num_levels}")
+        self._levels = [BatchPrefillWithPagedKVCacheWrapper(None, kv_layout, use_cuda_graph) for _ in range(num_levels)]
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return False
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffers: Any) -> None:
+        """Nothing: there are no workspaces."""
+
+    def plan(
+        self,
+        qo_indptr_arr: list[Tensor],
+        paged_kv_indptr_arr: list[Tensor],
+        paged_kv_indices_arr: list[Tensor],
+        paged_kv_last_page_len: list[Tensor],
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: Any = "float16",
+        kv_data_type: Any = None,
+    ) -> None:
+        """Of each level's tables, and settings for all, what run does in each layer; causal is for the last level."""
+        tables = list(
+            zip(qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, strict=True)
+        )
+        if len(tables) != len(self._levels):
+            raise ValueError(f"there must be tables for each of {len(self._levels)} levels, got {len(tables)}")
+        for level, told in zip(self._levels, tables, strict=True):
+            level.plan(
+                *told,
+                num_qo_heads,
+                num_kv_heads,
+                head_dim,
+                page_size,
+                causal=causal and level is self._levels[-1],
+                pos_encoding_mode=pos_encoding_mode,
+                sm_scale=sm_scale,
+                window_left=window_left,
+                logits_soft_cap=logits_soft_cap,
+                q_data_type=q_data_type,
+                kv_data_type=kv_data_type,
+                o_data_type="float32",  # until all levels are merged
+            )
+
+    begin_forward = plan
+
+    def run(self, q: Tensor, paged_kv_cache: Any) -> Tensor:
+        """Attention of q, (tokens, heads, head_dim), over all levels: as wide."""
+        parts = [level.run(q, paged_kv_cache, return_lse=True) for level in self._levels]
+        out, _ = merge_states(torch.stack([v for v, _ in parts], 1), torch.stack([s for _, s in parts], 1))
+        return out.to(q.dtype)
+
+    forward = run
 
 
 def by_query(mask: Tensor | None, packed: Tensor | None, counts: Array, lengths: Array) -> Array:

@@ -18,6 +18,7 @@ import lanewise
 from lanewise.compat._flashinfer_cache import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
     append_paged_kv_cache,
     get_batch_indices_positions,
     get_seq_lens,
@@ -30,6 +31,7 @@ from lanewise.compat._tensors import array, entropy, tensor, torch
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
     "append_paged_kv_cache",
     "chain_speculative_sampling",
     "get_batch_indices_positions",

@@ -503,6 +503,47 @@ def test_what_extending_refuses(told, match):
         extending(**told)
 
 
+# ---- levels ----
+
+
+@each_dtype
+@pytest.mark.parametrize("causal", [True, False])
+def test_levels_are_as_one(dtype, causal):
+    """A prefix of two pages for all, one of a page for the first two requests, and each request's own pages."""
+    given, halves = caches("NHD", "one", dtype)
+    q = made(9, QUERY_HEADS, DIM, dtype=dtype, seed=4)
+    starts, own = ints(0, 4, 6, 9), ints(4, 2, 3)
+    levels = (
+        ([0, 9], [0, 2], [3, 8], [PAGE]),
+        ([0, 6, 9], [0, 1, 1], [1], [PAGE, 0]),
+        (starts.tolist(), [0, 1, 3, 4], [7, 2, 11, 0], [6, 5, 3]),
+    )
+    wrapper = ours.MultiLevelCascadeAttentionWrapper(3, None, "NHD")
+    told = QUERY_HEADS, HEADS, DIM, PAGE
+    tables = [[ints(*part) for part in each] for each in zip(*levels, strict=True)]
+    wrapper.plan(*tables, *told, causal=causal, q_data_type=dtype)
+    found = wrapper.run(q, given)
+    assert found.dtype == dtype
+    pages = (([3, 8, 1, 7], 30), ([3, 8, 1, 2, 11], 37), ([3, 8, 0], 19))
+    for i, (chosen, length) in enumerate(pages):
+        n, rows = int(own[i]), q[starts[i] : starts[i + 1]]
+        keys, values = (half[chosen].flatten(0, 1)[:length] for half in halves)
+        visible = torch.arange(length)[None] <= torch.arange(length - n, length)[:, None]
+        expected, _ = attend(rows, keys, values, visible if causal else visible | True)
+        mine = found[starts[i] : starts[i + 1]]
+        torch.testing.assert_close(mine.double(), expected, rtol=0, atol=BOUNDS[dtype])
+
+
+def test_levels_are_checked():
+    with pytest.raises(ValueError, match="num_levels"):
+        ours.MultiLevelCascadeAttentionWrapper(0)
+    wrapper = ours.MultiLevelCascadeAttentionWrapper(2)
+    with pytest.raises(ValueError, match="for each of 2 levels, got 1"):
+        wrapper.plan([STARTS], [TABLES.indptr], [TABLES.indices], [TABLES.last], QUERY_HEADS, HEADS, DIM, PAGE)
+    with pytest.raises(RuntimeError, match="plan"):
+        wrapper.run(made(1, QUERY_HEADS, DIM), caches("NHD", "one")[0])
+
+
 # ---- names ----
 
 
@@ -526,6 +567,9 @@ def test_signatures_are_flashinfers():
         assert list(parameters(mine.run)) == extra
         for member in ("begin_forward", "end_forward", "run_return_lse", "reset_workspace_buffer"):
             assert callable(getattr(mine, member))
+    for member in ("__init__", "plan", "run"):
+        mine, theirs = (parameters(getattr(of.MultiLevelCascadeAttentionWrapper, member)) for of in (ours, flashinfer))
+        assert list(mine) == list(theirs)
     mine = parameters(ours.BatchDecodeWithPagedKVCacheWrapper._decode)
     theirs = parameters(flashinfer.BatchDecodeWithPagedKVCacheWrapper._plan_impl)
     settings = [name for name, each in theirs.items() if each.kind is each.KEYWORD_ONLY]

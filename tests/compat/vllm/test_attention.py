@@ -144,6 +144,24 @@ def test_the_bits_are_lanewises():
     assert torch.equal(found, torch.from_numpy(expected))
 
 
+def test_an_int8_cache_has_a_scale_a_row():
+    """lanewise's own, under vLLM's names: k_scale and v_scale are what append_kv writes scales and zeros to."""
+    step = Step(torch.float32)
+    caches = torch.zeros(2, BLOCKS, step.kv_heads, BLOCK, DIM, dtype=torch.int8)
+    scales = torch.zeros(2, BLOCKS, step.kv_heads, BLOCK, 2)
+    told = {"k_scale": scales[0], "v_scale": scales[1], "kv_cache_dtype": "int8"}
+    ours.cpu_attn_reshape_and_cache(step.key, step.value, *caches, step.slots, "vec", **told)
+    found = step.run(ours, caches, step.metadata(ours), **told)
+    torch.testing.assert_close(found, step.compare(), rtol=0, atol=0.05)
+    expected = lanewise.extend_attention(
+        *(step.query, *caches, step.table, step.lengths, step.starts),
+        scale=0.25,
+        k_scales=scales[0],
+        v_scales=scales[1],
+    )
+    assert torch.equal(found, torch.from_numpy(expected))
+
+
 def test_errors():
     step = Step(torch.float32)
     caches, metadata = step.caches(ours), step.metadata(ours)

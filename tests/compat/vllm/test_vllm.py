@@ -418,7 +418,7 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engine")
     declare_plugin(folder)
     given = {}
-    for wish, apart in (("0", "0"), ("1", "1")):
+    for wish, apart, *drafts in (("0", "0"), ("1", "1"), ("0", "0", "drafts"), ("1", "0", "drafts")):
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
@@ -426,10 +426,10 @@ def answers(tmp_path_factory):
             "VLLM_ENABLE_V1_MULTIPROCESSING": apart,
             "VLLM_CPU_KVCACHE_SPACE": "1",
         }
-        script = [sys.executable, page.ROOT / "tests/compat/vllm/engine.py", folder / "model", folder / wish]
+        script = [sys.executable, page.ROOT / "tests/compat/vllm/engine.py", folder / "model", folder / wish, *drafts]
         ran = subprocess.run(script, env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
-        given[wish] = json.loads((folder / wish).read_text())
+        given[wish + "".join(drafts)] = json.loads((folder / wish).read_text())
     return given
 
 
@@ -473,6 +473,13 @@ def test_engine_keeps_to_the_truncations(answers):
         tokens, logits = answers[wish]["plain"].values()
         assert len(tokens) == 12
         assert all(np.sum(np.float32(row) > row[token]) < 60 for token, row in zip(tokens, logits, strict=True))
+
+
+def test_engine_that_speculates_is_greedy_alike(answers):
+    theirs, mine = answers["0drafts"], answers["1drafts"]
+    assert (theirs["by"], mine["by"]) == ("vllm.v1.sample.rejection_sampler", "lanewise.compat.vllm")
+    assert mine["tokens"] == theirs["tokens"]
+    assert mine["drafts"] == theirs["drafts"] > 10
 
 
 # ---- pages ----
