@@ -16,6 +16,7 @@ cdef struct rows_t:
 cdef object logits_rows(object x, rows_t *r, str name)
 
 cpdef object as_array(object x, str name)
+cpdef object in_place(object x, str name)
 cdef bint is_bfloat16(object dtype)
 cdef object readable(object x, str name)  # aligned, native, float32, float16 or BFLOAT16, the last axis adjacent
 

@@ -251,6 +251,21 @@ cdef cnp.ndarray check_out(object out, tuple shape, int dtype, str name):
     return a
 
 
+cpdef object in_place(object x, str name):
+    """What is to be written to where it is, or a list of such: TypeError for torch's negated views, which are read as
+    copies."""
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, (list, tuple)):
+        for i, one in enumerate(x):
+            in_place(one, f"{name}[{i}]")
+        return x
+    is_negated = getattr(x, "is_neg", None)
+    if is_negated is not None and is_negated():
+        raise TypeError(f"{name} must not be a negated view")
+    return x
+
+
 # Whether a kernel may write C order to it as it is, and the logits lie elsewhere.
 cdef bint is_direct(cnp.ndarray a, rows_t *r):
     cdef char *x = <char *>r.ptr

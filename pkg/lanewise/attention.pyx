@@ -84,8 +84,8 @@ cdef class Caches:
             raise ValueError(f"v_cache is missing: layout {layout!r} has keys alone in k_cache")
         else:
             self.v_array = cache_array(v_cache, self.v_axes, layout, "v_cache")
-        self.k = in_place(canonical(self.k_array, self.k_axes, block_size))
-        self.v = in_place(canonical(self.v_array, self.v_axes, block_size))
+        self.k = where_kernels_read(canonical(self.k_array, self.k_axes, block_size))
+        self.v = where_kernels_read(canonical(self.v_array, self.v_axes, block_size))
         if self.k.shape[:3] != self.v.shape[:3]:
             raise ValueError("k_cache and v_cache must agree but for head_dim: as (blocks, heads, tokens, head_dim) they "
                              f"are {self.k.shape} and {self.v.shape}")
@@ -150,7 +150,7 @@ cdef object canonical(object array, str axes, object block_size):
 
 
 # What a kernel can read where it is, or a copy.
-cdef object in_place(cnp.ndarray view):
+cdef object where_kernels_read(cnp.ndarray view):
     cdef bint direct = is_forward(view)
     if cnp.PyArray_NDIM(view) == 5:  # pieces
         direct &= cnp.PyArray_STRIDE(view, 4) == cnp.PyArray_ITEMSIZE(view) or cnp.PyArray_DIM(view, 4) == 1

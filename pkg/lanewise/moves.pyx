@@ -15,7 +15,7 @@ import numpy as np
 
 from lanewise import _caches
 from lanewise._arguments cimport integer
-from lanewise._arrays cimport as_array, is_bfloat16
+from lanewise._arrays cimport as_array, in_place, is_bfloat16
 from lanewise._ops cimport *
 
 cnp.import_array()
@@ -129,9 +129,7 @@ cdef cnp.ndarray target(object x, str name):
     if not cnp.PyArray_Check(x):
         if not hasattr(x, "__dlpack__"):
             raise TypeError(f"{name} must be an array, got {type(x).__name__}")
-        is_negated = getattr(x, "is_neg", None)
-        if is_negated is not None and is_negated():
-            raise TypeError(f"{name} must not be a negated view")
+        in_place(x, name)
     cdef cnp.ndarray a = source(x, name)
     if not cnp.PyArray_ISWRITEABLE(a):
         raise ValueError(f"{name} is read-only")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ._arrays import BFLOAT16, as_array
+from ._arrays import BFLOAT16, as_array, in_place
 from ._types import Array, Ints
 from .moves import swap_blocks
 from .transfer import KVTarget, append_kv, gather_kv, relayout
@@ -260,7 +260,7 @@ def over_buffer(buffer: Any, size: int) -> NDArray[np.uint8]:
             buffer = memoryview(buffer)  # what else NumPy takes it might copy
         except TypeError:
             raise TypeError(f"buffer must be an array, a tensor or a buffer, got {type(buffer).__name__}") from None
-    array = as_array(buffer, "buffer")
+    array = as_array(in_place(buffer, "buffer"), "buffer")
     if not array.flags.writeable:
         raise ValueError("buffer is read-only")
     if not array.flags.c_contiguous:

@@ -11,7 +11,7 @@ from libc.string cimport memset
 
 import numpy as np
 
-from lanewise._arrays cimport as_array, is_bfloat16, whole
+from lanewise._arrays cimport as_array, in_place, is_bfloat16, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport dtype_of, fill_scales, fill_side
 
@@ -339,6 +339,8 @@ def append_kv(k, v, k_cache, v_cache, slots, *, layout, k_scales=None, v_scales=
     """
     cdef Turn turn = None
     key_axes, value_axes = layouts.parse(layout)
+    for name, given in (("k_cache", k_cache), ("v_cache", v_cache), ("k_scales", k_scales), ("v_scales", v_scales)):
+        in_place(given, name)
     keys, values, key_scales, value_scales = cache_views(k_cache, v_cache, k_scales, v_scales, layout)
     new_keys = token_views(k, token_axes(key_axes, k_cache), "k")
     cdef int64_t items = capacity_of(new_keys)
@@ -563,7 +565,7 @@ cdef object token_array(object out, list cache, bint with_layers, bint with_head
     shape += (dim,)
     if out is None:
         return np.zeros(shape, float_dtype(dtype, cache[0].dtype))
-    array = as_array(out, name)
+    array = as_array(in_place(out, name), name)
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     return array
@@ -635,7 +637,8 @@ def relayout(src, src_layout, dst, dst_layout, *, pairs=None, src_scales=None, d
     [1.0, 3.0, 5.0]
     """
     from_keys, from_values = layouts.views(src, src_layout)
-    to_keys, to_values = layouts.views(dst, dst_layout)
+    in_place(dst_scales, "dst_scales")
+    to_keys, to_values = layouts.views(in_place(dst, "dst"), dst_layout)
     if (from_values is None) != (to_values is None):
         raise ValueError("src and dst must both have values, or neither")
     scales = [(None, None) if given is None else layouts.scale_views(given, layout)

@@ -218,3 +218,15 @@ def test_a_graph_is_left_and_taken_up_again() -> None:
         return tensors.decode_attention(q * 2, **given) + 1
 
     assert torch.equal(torch.compile(step, backend="eager")(q), step(q))
+
+
+def test_what_is_written_is_no_negated_view() -> None:
+    rows, cache = made(1, HEADS, DIM), torch._neg_view(pool(torch.float32))
+    with pytest.raises(TypeError, match="k_cache must not be a negated view"):
+        lanewise.append_kv(rows, None, cache, None, [0], layout="NHTD")
+    with pytest.raises(TypeError, match=r"out\[0\] must not be a negated view"):
+        lanewise.gather_kv(pool(torch.float32), None, [0], layout="NHTD", out=(torch._neg_view(rows), None))
+    with pytest.raises(TypeError, match="dst must not be a negated view"):
+        lanewise.relayout(pool(torch.float32), "NHTD", cache, "NHTD")
+    with pytest.raises(TypeError, match="buffer must not be a negated view"):
+        lanewise.PagedKVCache(1, 1, 1, 1, buffer=torch._neg_view(torch.zeros(4096)))
