@@ -185,6 +185,17 @@ def decode(quick: bool) -> Iterator[Row]:
                 yield from against_torch(what, keys, took, least)
 
 
+def by_two(work: Work) -> Turn:
+    def turn(number: int) -> float:
+        lanewise.set_num_threads(2)
+        work.run()  # starts the second thread
+        took = clocked(work.run, 1)(number)
+        lanewise.set_num_threads(1)
+        return took
+
+    return turn
+
+
 def two_threads(quick: bool) -> Iterator[Row]:
     keys = 256 if quick else 16384
     for dtype in ("f32", "bf16"):
@@ -192,13 +203,8 @@ def two_threads(quick: bool) -> Iterator[Row]:
         lanewise.set_num_threads(2)
         shared.plan()
 
-        def run_shared(shared: Work = shared) -> None:
-            lanewise.set_num_threads(2)
-            shared.run()
-            lanewise.set_num_threads(1)
-
         lanewise.set_num_threads(1)
-        took = taken({"": clocked(run_shared, 1), "one thread": clocked(alone.run, 1)}, 2 if quick else 24)
+        took = taken({"": by_two(shared), "one thread": clocked(alone.run, 1)}, 2 if quick else 24)
         faster = times(took, "one thread")
         yield Row(f"decode, {dtype}, two threads / one", keys, faster, 1.5, "x as fast", named(took), at_least=True)
 
