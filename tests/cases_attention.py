@@ -37,7 +37,7 @@ def ways(n: int) -> list[dict[str, Any]]:
         {"group": 1},
         {"group": 4, "layout": "NHD", "lse_base": "2"},
         {"group": 7, "scale": 0.3, "soft_cap": 2.0},
-        {"group": 2, "queries": [3, 20], "window": 9, "sinks": True},
+        {"group": 2, "queries": [3, 70], "window": 9, "sinks": True},  # more rows than a tile has
         {"group": 5, "queries": [2, 9], "causal": False, "slopes": True},
         {"group": 2, "queries": [1, 4], "mask": "bool"},
         {"group": 3, "queries": [2, 3], "mask": "added"},

@@ -62,10 +62,11 @@ INLINE void some_dots(float *t, const bytes *keys, const bytes *ahead, const flo
       }
     }
   }
-  if (rows == FOUR) {
+  if (rows >= 3) {
 #pragma GCC unroll 4
     for (int p = 0; p < pairs; p++) {
-      v_sum_eights(t + 2 * p * FOUR, acc + p * FOUR);
+      const vf *of = acc + p * rows, four[FOUR] = {of[0], of[1], of[2], rows == FOUR ? of[3] : v_set1(0.0f)};
+      v_sum_eights(t + 2 * p * FOUR, four);
     }
     return;
   }
@@ -83,12 +84,9 @@ INLINE void some_dots(float *t, const bytes *keys, const bytes *ahead, const flo
   }
 }
 
-/* How many vectors of keys or values are met at once with so many rows: 1, 2 or 4. */
-INLINE int vectors_with(int rows) { return rows * 4 <= HELD ? 4 : rows * 2 <= HELD ? 2 : 1; }
-
 /* The same for SOME_KEYS keys. */
 INLINE void dots(float *t, const bytes *keys, const bytes *ahead, const float *q, size_t dim, int dtype, int rows) {
-  const int pairs = vectors_with(rows);
+  const int pairs = rows * 4 <= HELD ? 4 : rows * 2 <= HELD ? 2 : 1;
   for (int k = 0; k < SOME_KEYS; k += 2 * pairs) {
     some_dots(t + k * FOUR, keys + k, ahead ? ahead + k : NULL, q, dim, dtype, rows, pairs);
   }
@@ -99,8 +97,8 @@ INLINE void dots(float *t, const bytes *keys, const bytes *ahead, const float *q
 INLINE void some_weighted(float *acc, size_t width, const float *weights, const bytes *values, size_t n, size_t d,
                           const bytes *ahead, int dtype, int rows, int vectors) {
   const size_t size = (size_t)size_of_element(dtype);
-  vf a[HELD];
-#pragma GCC unroll 16
+  vf a[FOUR];
+#pragma GCC unroll 4
   for (int i = 0; i < rows * vectors; i++) {
     a[i] = v_load(acc + (size_t)(i / vectors) * width + d + (size_t)(i % vectors) * LANES);
   }
@@ -117,7 +115,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
       }
     }
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 4
   for (int i = 0; i < rows * vectors; i++) {
     v_store(acc + (size_t)(i / vectors) * width + d + (size_t)(i % vectors) * LANES, a[i]);
   }
@@ -125,7 +123,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
 
 INLINE void weighted(float *acc, size_t width, const float *weights, const bytes *values, size_t n, const bytes *ahead,
                      int dtype, int rows) {
-  const int vectors = vectors_with(rows);
+  const int vectors = rows == 1 ? 4 : rows == 2 ? 2 : 1;
   const size_t step = (size_t)vectors * LANES;
   size_t d = 0;
   for (; d + step <= width; d += step) {
