@@ -30,6 +30,7 @@ from .moves import (
     swap_blocks,
     zero_blocks,
 )
+from .offload import HostOffload, Transfer
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
 from .sampling import Support, argmax, sample, top_k
@@ -50,6 +51,7 @@ __all__ = [
     "BlockError",
     "BlockPool",
     "DamagedSaveError",
+    "HostOffload",
     "Hypothesis",
     "InvalidLogitsError",
     "Logprobs",
@@ -62,6 +64,7 @@ __all__ = [
     "Sequence",
     "Stream",
     "Support",
+    "Transfer",
     "Verified",
     "append_kv",
     "apply_bias",
