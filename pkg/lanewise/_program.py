@@ -64,7 +64,7 @@ def _number(value: Any, of: Number, where: str) -> float:
             raise ValueError(f"{where}: ties must be 'lowest' or 'all', got {value!r}")
         return float(WORDS.index(value))
     try:
-        v = float(operator.index(value) if of.whole else value)
+        v = float(operator.index(value) if of.whole else value + 0.0)  # float() alone would read a str
     except (TypeError, ValueError):
         raise TypeError(
             f"{where}: {of.name} must be {'an integer' if of.whole else 'a number'}, got {value!r}"

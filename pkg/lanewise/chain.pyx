@@ -60,7 +60,7 @@ cdef int fill_added(chain_args *a, rows_t *r, object added, list kept) except -1
     if given.dtype.kind not in "iu" and given.size:
         raise TypeError(f"added[0] must be integers, got {given.dtype}")
     ids = np.array(given, np.int64)  # what is checked is what is used
-    values = np.array(as_array(added[1], "added[1]"), np.float32)
+    values = np.array(to_float32(as_array(added[1], "added[1]")))
     offsets = np.array([0, ids.size] if r.single else as_array(added[2], "added[2]"), np.int64)
     if ids.ndim != 1 or values.shape != ids.shape:
         raise ValueError(f"added: ids and values must be (n,) each, got {ids.shape} and {values.shape}")
