@@ -36,7 +36,7 @@ def extension(name):
     return Extension(
         f"lanewise.{name}",
         [f"pkg/lanewise/{name}.pyx", *sources],
-        depends=glob.glob("csrc/**/*.*", recursive=True),
+        depends=glob.glob("csrc/**/*.*" if sources else "csrc/*.*", recursive=True),  # wrappers include no kernel
         include_dirs=["csrc", numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
         extra_compile_args=COMPILE_ARGS if sources else COMPILE_ARGS + WRAPPER_ARGS,

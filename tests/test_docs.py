@@ -92,7 +92,11 @@ def test_operation_has_signature_row_and_example(name: str) -> None:
     assert re.search(rf">>> .*lanewise\.{name}\(", operation.__doc__)
 
 
-@pytest.mark.parametrize("kind", [lanewise.PagedKVCache, lanewise.Sequence], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [lanewise.PagedKVCache, lanewise.Sequence, lanewise.HostOffload, lanewise.Transfer],
+    ids=lambda kind: kind.__name__,
+)
 def test_cache_page_has_every_method(kind: type) -> None:
     page = re.sub(r"\s+", " ", text(ROOT / "docs/kvcache.md"))
     for name, value in vars(kind).items():
@@ -102,7 +106,7 @@ def test_cache_page_has_every_method(kind: type) -> None:
                 signature = re.sub(r"^\(self(, )?", "(", str(unannotated(value)))
                 assert f"{kind.__name__}.{name}{signature}" in page
             else:
-                assert f"`seq.{name}`" in page
+                assert re.search(rf"`(seq\.)?{name}`", page)
 
 
 def test_cache_page_has_the_constructor() -> None:

@@ -18,6 +18,7 @@ struct judged {
   const float *edited;
   float *maxima; /* of the blocks, padded with NaN to whole vectors */
   float max;
+  int64_t likely; /* where a draw begins to look, below 0 if nowhere: what it finds is the same */
 };
 
 /* ---- maxima ---- */
@@ -232,7 +233,8 @@ static void put_edits(struct judged *j, struct edits e, int *has_nan) {
 /* ---- a row, ready ---- */
 
 static struct judged plain_row(const void *x, size_t n, int64_t dtype, float *maxima) {
-  return (struct judged){.x = x, .n = n, .blocks = (n + BLOCK - 1) / BLOCK, .dtype = dtype, .maxima = maxima};
+  return (struct judged){
+      .x = x, .n = n, .blocks = (n + BLOCK - 1) / BLOCK, .dtype = dtype, .maxima = maxima, .likely = -1};
 }
 
 static void find_maxima(struct judged *j, int *has_nan) {

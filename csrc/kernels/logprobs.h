@@ -33,14 +33,13 @@ static float logprob(const struct law *law, float z, int64_t id) {
   return (z - law->max) * law->inverse - law->log_total;
 }
 
-/* Both sums over x[i..end), the first block_exp_sum's term by term. */
-INLINE void sum_weighted(struct block_sums *s, const void *x, size_t i, size_t end, int dtype, float reference,
-                         float inverse) {
+/* Both sums over n of z, the first block_exp_sum's term by term. */
+static void sum_weighted(struct block_sums *s, const float *z, size_t n, float reference, float inverse) {
   vf sum[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, weighted[4], v[4];
   const vf ref = v_set1(reference), inv = v_set1(inverse), least = v_set1(-88.0f); /* e is 0 there */
   memcpy(weighted, sum, sizeof sum);
-  for (; i < end; i += 64) {
-    row_load64(v, x, i, end, dtype, -INFINITY);
+  for (size_t i = 0; i < n; i += 64) {
+    row_load64(v, z, i, n, DTYPE_F32, -INFINITY);
     for (size_t j = 0; j < 4; j++) {
       vf y = v_mul(v_sub(v[j], ref), inv), e = v_exp(y);
       sum[j] = v_add(sum[j], e);
@@ -51,17 +50,14 @@ INLINE void sum_weighted(struct block_sums *s, const void *x, size_t i, size_t e
   s->weighted = sum_across64(weighted);
 }
 
-/* max is the largest logit up to and with x[i..end) */
-INLINE struct block_sums sums_of(const void *x, size_t i, size_t end, int dtype, float max, float inverse,
-                                 int with_entropy) {
+/* max is the largest logit up to and with these n */
+static struct block_sums sums_of(const float *z, size_t n, float max, float inverse, int with_entropy) {
   struct block_sums s = {max, 0.0f, 0.0f};
   float reference = max == -INFINITY ? 0.0f : max; /* any finite one makes every term 0 */
   if (with_entropy) {
-    sum_weighted(&s, x, i, end, dtype, reference, inverse);
-  } else if (inverse == 1.0f) { /* a product less */
-    s.sum = block_exp_sum(x, i, end, dtype, reference, 1.0f, NULL);
+    sum_weighted(&s, z, n, reference, inverse);
   } else {
-    s.sum = block_exp_sum(x, i, end, dtype, reference, inverse, NULL);
+    s.sum = sum_exp(z, n, reference, inverse);
   }
   return s;
 }
@@ -81,8 +77,8 @@ static void join_sums(struct law *law, const struct block_sums *sums, size_t cou
   law->entropy = (float)(log_total - weighted / total);
 }
 
-/* How many of x exceed the bound; only blocks whose maximum does are read. */
-INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxima, float bound) {
+/* How many of n exceed the bound; only blocks whose maximum does are read. */
+static int64_t count_above(const float *z, size_t n, const float *maxima, float bound) {
   const vf least = v_set1(bound), one = v_of_bits(u_set1(1));
   vu count = u_set1(0);
   uint32_t lanes[LANES];
@@ -90,7 +86,7 @@ INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxi
   for (size_t b = 0; b * BLOCK < n; b += LANES) {
     for (unsigned hits = m_bits(v_gt(v_load(maxima + b), least)); hits; hits &= hits - 1) {
       vf v[4];
-      row_load64(v, x, (b + (size_t)__builtin_ctz(hits)) * BLOCK, n, dtype, -INFINITY);
+      row_load64(v, z, (b + (size_t)__builtin_ctz(hits)) * BLOCK, n, DTYPE_F32, -INFINITY);
       for (size_t j = 0; j < 4; j++) {
         count = u_add(count, v_bits(v_keep(v_gt(v[j], least), one)));
       }
@@ -103,49 +99,36 @@ INLINE int64_t count_above(const void *x, size_t n, int dtype, const float *maxi
   return sum;
 }
 
-struct law_args {
-  struct law *law;
-  const void *x;
-  size_t n;
-  int64_t dtype;
-  float *maxima;
-  struct block_sums *sums;
-};
-INLINE void find_law_as(const struct law_args *a, void *scratch, int dtype) {
-  (void)scratch;
-  struct law *law = a->law;
-  const void *x = a->x;
-  float *maxima = a->maxima;
-  struct block_sums *sums = a->sums;
-  size_t n = a->n, size = dtype_size(dtype), count = 0;
+/* Finds the law of x, and the maxima of its blocks of 64; sums has room for an entry every SUM_BLOCK. */
+static void find_law(struct law *law, const void *x, size_t n, int64_t dtype, float *maxima, struct block_sums *sums) {
+  float room[SUM_BLOCK];
+  size_t count = 0, best = 0;
   int has_nan = 0;
   law->max = -INFINITY;
   for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
     size_t end = min_size(i + SUM_BLOCK, n);
-    const void *mine = (const char *)x + i * size;
+    const float *z = widened(x, i, end, dtype, room);
     float *own = maxima + i / BLOCK;
-    block_maxima(own, mine, end - i, dtype, &has_nan);
+    block_maxima(own, z, end - i, DTYPE_F32, &has_nan);
     float m = block_max(own, 0, (end - i + BLOCK - 1) / BLOCK, DTYPE_F32, &has_nan);
+    if (law->greedy && m > law->max) {
+      best = i + first_equal(z, end - i, DTYPE_F32, m);
+    }
     law->max = m > law->max ? m : law->max;
     if (!law->greedy) {
-      sums[count] = sums_of(x, i, end, dtype, law->max, law->inverse, law->with_entropy);
+      sums[count] = sums_of(z, end - i, law->max, law->inverse, law->with_entropy);
     }
     if (m > law->bound) { /* while the block is at hand */
-      law->above += count_above(mine, end - i, dtype, own, law->bound);
+      law->above += count_above(z, end - i, own, law->bound);
     }
   }
   law->valid = !has_nan && law->max > -INFINITY && law->max < INFINITY;
   law->nothing = !has_nan && law->max == -INFINITY;
   if (law->valid && law->greedy) {
-    law->certain = (int64_t)first_equal(x, n, dtype, law->max);
+    law->certain = (int64_t)best;
   } else if (law->valid) {
     join_sums(law, sums, count);
   }
-}
-/* Finds the law of x, and the maxima of its blocks of 64; sums has room for an entry every SUM_BLOCK. */
-static void find_law(struct law *law, const void *x, size_t n, int64_t dtype, float *maxima, struct block_sums *sums) {
-  const struct law_args args = {law, x, n, dtype, maxima, sums};
-  FOR_DTYPE(find_law_as, &args, NULL)
 }
 
 INLINE void put_top(const struct logprobs_args *a, int64_t row, const void *x, int dtype, const struct law *law,

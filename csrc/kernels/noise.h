@@ -243,6 +243,21 @@ static void open_superblock(struct draw *d, size_t superblock, double a, double 
   }
 }
 
+/* With a winner to beat, little else is opened. */
+static void begin_at(struct draw *d, size_t id) {
+  float room[BLOCK], z = block_of(d->row, id / BLOCK, room)[id % BLOCK];
+  double noise[LANES];
+  uint32_t ids[LANES];
+  if (!is_in(d->from, z, id)) {
+    return;
+  }
+  for (size_t l = 0; l < LANES; l++) {
+    ids[l] = (uint32_t)id;
+  }
+  noise_of_ids(noise, ids, d->key);
+  d->best = scored(z, d->temperature, noise[0], id);
+}
+
 /* The best of z_i / T + G_i over the ids in `from`, or several of the best. */
 static struct winner gumbel_best(const struct judged *row, struct prefix from, double temperature,
                                  const struct philox_key *key, struct winners *several) {
@@ -251,6 +266,9 @@ static struct winner gumbel_best(const struct judged *row, struct prefix from, d
   size_t count = (row->blocks + FANOUT - 1) / FANOUT;
   struct draw d = {row,          from,        temperature, key, several, {-INFINITY, 0.0, row->n, -INFINITY},
                    {.count = 0}, {.count = 0}};
+  if (row->likely >= 0 && !several) {
+    begin_at(&d, (size_t)row->likely);
+  }
   for (size_t s = 0; s < count; s += LANES) {
     uint32_t superblock[LANES];
     u_store(superblock, ids_from(s));

@@ -74,6 +74,32 @@ INLINE void block_maxima(float *maxima, const void *x, size_t n, int dtype, int 
   maxima_of(maxima, x, n, dtype, 0, has_nan);
 }
 
+enum { SUM_BLOCK = 4096 };
+
+/* The float32 of x[i..end), at most SUM_BLOCK of them: where they lie, or widened into room. What reads a row more than
+   once is written for float32 alone, over these: a third of the code, and as fast, since each logit is widened once. */
+struct widening {
+  const void *x;
+  size_t i, end;
+  int64_t dtype;
+  float *room;
+};
+INLINE void widen_as(const struct widening *w, void *scratch, int dtype) {
+  (void)scratch;
+  for (size_t i = w->i; i < w->end; i += LANES) {
+    vf v = w->end - i >= LANES ? row_load(w->x, i, dtype) : row_load_n(w->x, i, w->end - i, dtype, 0.0f);
+    v_store(w->room + (i - w->i), v);
+  }
+}
+static const float *widened(const void *x, size_t i, size_t end, int64_t dtype, float room[SUM_BLOCK]) {
+  if (dtype == DTYPE_F32) {
+    return (const float *)x + i;
+  }
+  const struct widening args = {x, i, end, dtype, room};
+  FOR_DTYPE(widen_as, &args, NULL)
+  return room;
+}
+
 INLINE void fill(float *out, size_t n, float value) {
   for (size_t i = 0; i < n; i += LANES) {
     store_upto(out, i, n, v_set1(value));

@@ -226,7 +226,8 @@ static size_t sample_few(struct few *f, const struct judged *j, const struct sam
   return draw_few(f, j, temperature, key);
 }
 
-static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
+/* likely: an id that may well be the token, so that a draw begins there; or below 0 */
+static int64_t sample_near(const struct sample_args *a, int64_t row, int64_t likely, char *scratch) {
   const struct sample_params *p = (const struct sample_params *)a->params.ptr + row;
   const struct philox_key key = key_of(&a->params, row);
   double temperature = at_most_1e30(p->temperature);
@@ -245,6 +246,7 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
     put_only(a, row, j.max, token);
     return (int64_t)token;
   }
+  j.likely = likely;
   struct few f;
   char *behind = rest;
   if (few && pick_all_few(&f, &j, a, few, &behind)) {
@@ -253,6 +255,10 @@ static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratc
   struct left left = what_is_left(&j, a, p, temperature, rest);
   return (int64_t)(left.wanted ? draw_from_all_left(&left, &j, a, row, temperature, &key, rest)
                                : draw_left(&left, &j, temperature, &key));
+}
+
+static int64_t sample_row(const struct sample_args *a, int64_t row, char *scratch) {
+  return sample_near(a, row, -1, scratch);
 }
 
 static void sample(const struct sample_args *a, void *scratch) {

@@ -4,8 +4,6 @@
    float32 lanes, the blocks are joined in float64 (Milakov & Gimelshein 2018, by blocks). softmax stores e and scales
    it afterwards, so each logit is read once, from memory into the cache. NaN rows follow IEEE: all NaN. */
 
-enum { SUM_BLOCK = 4096 };
-
 struct block_sum {
   float reference, sum;
 };
@@ -53,17 +51,29 @@ INLINE double block_factor(float reference, float max, float inverse) {
   return reference == -INFINITY ? 0.0 : exp64_1(((double)reference - (double)max) * (double)inverse);
 }
 
-INLINE struct row_sum sum_row(const void *x, size_t n, int dtype, float inverse, float *out, struct block_sum *blocks) {
+/* One body of each for every caller: the exponential, four at a time, is long. */
+static float sum_exp(const float *z, size_t n, float reference, float inverse) {
+  return inverse == 1.0f ? block_exp_sum(z, 0, n, DTYPE_F32, reference, 1.0f, NULL) /* a product less */
+                         : block_exp_sum(z, 0, n, DTYPE_F32, reference, inverse, NULL);
+}
+static float put_exp(float *out, const float *z, size_t n, float reference, float inverse) {
+  return inverse == 1.0f ? block_exp_sum(z, 0, n, DTYPE_F32, reference, 1.0f, out)
+                         : block_exp_sum(z, 0, n, DTYPE_F32, reference, inverse, out);
+}
+
+static struct row_sum sum_row(const void *x, size_t n, int64_t dtype, float inverse, float *out,
+                              struct block_sum *blocks) {
   struct row_sum row = {-INFINITY, 0.0, 0};
+  float room[SUM_BLOCK];
   size_t count = 0;
   for (size_t i = 0; i < n; i += SUM_BLOCK, count++) {
     size_t end = min_size(i + SUM_BLOCK, n);
-    float m = block_max(x, i, end, dtype, &row.has_nan);
+    const float *z = widened(x, i, end, dtype, room);
+    float m = block_max(z, 0, end - i, DTYPE_F32, &row.has_nan);
     row.max = m > row.max ? m : row.max;
     /* with nothing but -inf so far, any finite reference makes every term 0 */
     float reference = row.max == -INFINITY ? 0.0f : row.max;
-    float sum = inverse == 1.0f ? block_exp_sum(x, i, end, dtype, reference, 1.0f, out) /* a product less */
-                                : block_exp_sum(x, i, end, dtype, reference, inverse, out);
+    float sum = out ? put_exp(out + i, z, end - i, reference, inverse) : sum_exp(z, end - i, reference, inverse);
     blocks[count] = (struct block_sum){row.max, sum};
   }
   for (size_t b = 0; b < count; b++) {
@@ -73,19 +83,28 @@ INLINE struct row_sum sum_row(const void *x, size_t n, int dtype, float inverse,
 }
 
 /* The limit of T to 0: all mass on the first maximum. */
-INLINE void greedy_row(const void *x, float *out, size_t n, int dtype, float chosen, float rest) {
+static void greedy_row(const void *x, float *out, size_t n, int64_t dtype, float chosen, float rest) {
+  float room[SUM_BLOCK], max = -INFINITY;
+  size_t best = 0;
   int has_nan = 0;
-  float m = block_max(x, 0, n, dtype, &has_nan);
-  if (has_nan || m == -INFINITY || m == INFINITY) {
+  for (size_t i = 0; i < n; i += SUM_BLOCK) {
+    size_t end = min_size(i + SUM_BLOCK, n);
+    const float *z = widened(x, i, end, dtype, room);
+    float m = block_max(z, 0, end - i, DTYPE_F32, &has_nan);
+    if (m > max) {
+      max = m;
+      best = i + first_equal(z, end - i, DTYPE_F32, m);
+    }
+  }
+  if (has_nan || max == -INFINITY || max == INFINITY) {
     fill(out, n, v_max_across(QUIET_NAN));
     return;
   }
-  size_t best = first_equal(x, n, dtype, m);
   fill(out, n, rest);
   out[best] = chosen;
 }
 
-INLINE void softmax_rows(const struct row_args *a, void *scratch, int dtype) {
+static void softmax(const struct row_args *a, void *scratch) {
   struct block_sum *blocks = scratch;
   size_t n = (size_t)a->cols;
   FOR_ROWS (r, a) {
@@ -94,10 +113,10 @@ INLINE void softmax_rows(const struct row_args *a, void *scratch, int dtype) {
     int greedy;
     float inverse = inverse_temperature(a, r, &greedy);
     if (greedy) {
-      greedy_row(x, out, n, dtype, 1.0f, 0.0f);
+      greedy_row(x, out, n, a->dtype, 1.0f, 0.0f);
       continue;
     }
-    struct row_sum row = sum_row(x, n, dtype, inverse, out, blocks);
+    struct row_sum row = sum_row(x, n, a->dtype, inverse, out, blocks);
     if (row.has_nan || row.max == -INFINITY || row.max == INFINITY) {
       fill(out, n, v_max_across(QUIET_NAN));
       continue;
@@ -116,7 +135,27 @@ INLINE void softmax_rows(const struct row_args *a, void *scratch, int dtype) {
   }
 }
 
-INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype) {
+/* The second read, by dtype: through room it takes a tenth longer. */
+struct log_terms {
+  float *out;
+  const void *x;
+  size_t n;
+  int64_t dtype;
+  float max, inverse, log_total;
+};
+INLINE void put_logs_as(const struct log_terms *t, void *scratch, int dtype) {
+  (void)scratch;
+  const vf max = v_set1(t->max), inv = v_set1(t->inverse), log_total = v_set1(t->log_total);
+  size_t i = 0, n = t->n;
+  for (; i + LANES <= n; i += LANES) {
+    v_store(t->out + i, v_sub(v_mul(v_sub(row_load(t->x, i, dtype), max), inv), log_total));
+  }
+  if (i < n) {
+    v_store_n(t->out + i, n - i, v_sub(v_mul(v_sub(row_load_n(t->x, i, n - i, dtype, 0.0f), max), inv), log_total));
+  }
+}
+
+static void log_softmax(const struct row_args *a, void *scratch) {
   size_t n = (size_t)a->cols;
   FOR_ROWS (r, a) {
     const void *x = row_of(a->x.ptr, a->x_stride, r);
@@ -124,31 +163,25 @@ INLINE void log_softmax_rows(const struct row_args *a, void *scratch, int dtype)
     int greedy;
     float inverse = inverse_temperature(a, r, &greedy);
     if (greedy) {
-      greedy_row(x, out, n, dtype, 0.0f, -INFINITY);
+      greedy_row(x, out, n, a->dtype, 0.0f, -INFINITY);
       continue;
     }
-    struct row_sum row = sum_row(x, n, dtype, inverse, NULL, scratch);
+    struct row_sum row = sum_row(x, n, a->dtype, inverse, NULL, scratch);
     if (row.has_nan || row.max == -INFINITY || row.max == INFINITY) {
       fill(out, n, v_max_across(QUIET_NAN));
       continue;
     }
-    const vf max = v_set1(row.max), inv = v_set1(inverse), log_total = v_set1((float)log64_1(row.total));
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-      v_store(out + i, v_sub(v_mul(v_sub(row_load(x, i, dtype), max), inv), log_total));
-    }
-    if (i < n) {
-      v_store_n(out + i, n - i, v_sub(v_mul(v_sub(row_load_n(x, i, n - i, dtype, 0.0f), max), inv), log_total));
-    }
+    const struct log_terms terms = {out, x, n, a->dtype, row.max, inverse, (float)log64_1(row.total)};
+    FOR_DTYPE(put_logs_as, &terms, NULL)
   }
 }
 
-INLINE void logsumexp_rows(const struct row_args *a, void *scratch, int dtype) {
+static void logsumexp(const struct row_args *a, void *scratch) {
   FOR_ROWS (r, a) {
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
     int greedy;
     float inverse = inverse_temperature(a, r, &greedy);
-    struct row_sum row = sum_row(row_of(a->x.ptr, a->x_stride, r), (size_t)a->cols, dtype, inverse, NULL, scratch);
+    struct row_sum row = sum_row(row_of(a->x.ptr, a->x_stride, r), (size_t)a->cols, a->dtype, inverse, NULL, scratch);
     if (row.has_nan) {
       *out = v_max_across(QUIET_NAN);
     } else if (row.max == -INFINITY || row.max == INFINITY) {
@@ -176,7 +209,4 @@ INLINE void scale_rows(const struct row_args *a, void *scratch, int dtype) {
   }
 }
 
-static void softmax(const struct row_args *a, void *scratch) { FOR_DTYPE(softmax_rows, a, scratch) }
-static void log_softmax(const struct row_args *a, void *scratch) { FOR_DTYPE(log_softmax_rows, a, scratch) }
-static void logsumexp(const struct row_args *a, void *scratch) { FOR_DTYPE(logsumexp_rows, a, scratch) }
 static void scale(const struct row_args *a, void *scratch) { FOR_DTYPE(scale_rows, a, scratch) }

@@ -104,7 +104,7 @@ static int64_t draw_probs(const struct checking *c, const float *p, struct sampl
   return id < c->a->cols ? id : -1;
 }
 
-/* The target's own draw behind place `at`. */
+/* The target's own draw behind place `at`, where a draft, if one follows, is likely. */
 static int64_t draw_target(const struct checking *c, int64_t at, int64_t depth) {
   const int64_t target = c->first_target + at;
   struct sample_params own = params_at(c, depth, at);
@@ -112,7 +112,8 @@ static int64_t draw_target(const struct checking *c, int64_t at, int64_t depth) 
     return draw_probs(c, row_of(c->a->x.ptr, c->a->x_stride, target), &own);
   }
   const struct sample_args args = target_args(c, target, &own);
-  int64_t token = sample_row(&args, target, c->scratch);
+  int64_t next = child_of(c, at, 0);
+  int64_t token = sample_near(&args, target, next < c->count ? c->draft[next] : -1, c->scratch);
   return token < c->a->cols ? token : -1;
 }
 

@@ -31,6 +31,7 @@ from .moves import (
     swap_blocks,
     zero_blocks,
 )
+from .offload import HostOffload, Transfer
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
 from .sampler import Sampler
@@ -52,6 +53,7 @@ __all__ = [
     "BlockError",
     "BlockPool",
     "DamagedSaveError",
+    "HostOffload",
     "Hypothesis",
     "InvalidLogitsError",
     "Logprobs",
@@ -65,6 +67,7 @@ __all__ = [
     "Sequence",
     "Stream",
     "Support",
+    "Transfer",
     "Verified",
     "append_kv",
     "apply_bias",
