@@ -102,10 +102,8 @@ struct chain_step {
   double step, number[3];
 };
 
-/* One row's part of what rows share: its steps, and what DRY does to it (a multiplier of 0: nothing). */
+/* A row's part of the steps. */
 struct chain_row {
-  double multiplier, base, allowed, last_n; /* whole numbers the last two; last_n below 0: all */
-  int64_t first_breaker, breakers;
   int64_t first_step, steps;
 };
 
@@ -116,9 +114,6 @@ struct chain_args {
   struct span bias_ids, bias_values, bias_offsets;
   struct span prompt_ids, prompt_offsets, output_ids, output_offsets;
   struct span added_ids, added_values, added_offsets; /* as a sparse bias, after the penalties */
-  struct span history_ids, history_offsets;           /* of DRY */
-  struct span lengths;                                /* int32, one an id of the histories: room for DRY */
-  struct span breaker_ids, breaker_offsets;           /* int64: sequences of ids */
   struct span chain_rows, steps;                      /* chain_row[rows], chain_step[] */
   struct span state;                                  /* float64[rows][2], which draws change */
   struct span tokens;

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
+import cases_chain
 import cases_spec
 import ml_dtypes
 import numpy as np
@@ -721,6 +722,10 @@ ARITHMETIC = [
     Case("gumbel", fractions, noise_settings, noise("gumbel", np.float64), gumbel_reference, dtypes=("f32",)),
 ]
 
+CHAINS = [
+    Case("chain", rows(ANY), cases_chain.chain_settings, cases_chain.run_chains, cases_chain.chain_reference),
+]
+
 DECODING = [
     Case(
         "beam_step",
@@ -742,4 +747,4 @@ from cases_attention import ATTENTION  # noqa: E402 - these need Case
 from cases_kv import KV  # noqa: E402
 from cases_transfer import TRANSFER  # noqa: E402
 
-CASES = VALUES + CHOICES + FILTERS + SCORES + DECODING + ATTENTION + ARITHMETIC + KV + TRANSFER
+CASES = VALUES + CHOICES + FILTERS + SCORES + CHAINS + DECODING + ATTENTION + ARITHMETIC + KV + TRANSFER

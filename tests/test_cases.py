@@ -133,6 +133,7 @@ TWO_PATHS = (
     "min_p_mask",
     "top_k_renorm",
     "logprobs",
+    "chain",
     "beam_step",
     "verify_draft",
 )
@@ -166,6 +167,7 @@ def test_a_row_alone_is_the_row_in_a_batch(case: Case, n: int) -> None:
                     "tokens": batch["tokens"][r : r + 1],
                     "ids": batch["ids"][own],
                     "logprobs": batch["logprobs"][own],
+                    **{name: array[r : r + 1] for name, array in batch.items() if name == "state"},
                 }
                 alone.pop("indptr")
             else:

@@ -29,8 +29,6 @@
 
 #include "draws.h"
 
-#include "dry.h"
-
 #include "candidates.h"
 
 #include "chain.h"

@@ -23,27 +23,25 @@ struct course {
 
 /* ---- edits ---- */
 
-static void start_edits(struct edits *e, const struct judged *j, size_t from) {
-  for (size_t i = from; i < e->count; i++) {
-    e->before[i] = e->value[i] = logit(j, e->id[i]);
-  }
-}
+/* What is added behind the penalties, to these ids in this order. */
+struct added {
+  const int64_t *id;
+  const float *value;
+  size_t count;
+};
 
-static void add_dry(struct edits *e, const struct judged *j, const struct chain_args *a, int64_t row, char *scratch) {
-  size_t known = e->count;
-  const uint32_t *longest = longest_repetitions(a, row, e, j->n, &scratch);
-  start_edits(e, j, known);
-  for (size_t i = 0; i < e->count; i++) {
-    if (longest[i]) {
-      e->value[i] -= dry_penalty((const struct chain_row *)a->chain_rows.ptr + row, longest[i] - 1);
-    }
-  }
+static struct added added_to(const struct chain_args *a, int64_t row) {
+  struct ids ids = ids_of(&a->added_ids, &a->added_offsets, row);
+  const float *values = a->added_values.ptr;
+  return (struct added){ids.id, ids.count ? values + (ids.id - (const int64_t *)a->added_ids.ptr) : NULL, ids.count};
 }
 
 static void add_edits(struct edits *e, const struct judged *j, struct added added) {
   for (size_t i = 0; i < added.count; i++) {
     size_t known = e->count, s = slot_of(e, (size_t)added.id[i]);
-    start_edits(e, j, known);
+    if (s == known) {
+      e->before[s] = e->value[s] = logit(j, e->id[s]);
+    }
     e->value[s] += added.value[i];
   }
 }
@@ -52,12 +50,9 @@ static int judge_course(struct course *w, const struct sample_args *edits, int64
   const struct chain_args *a = w->a;
   int has_nan = 0;
   begin_judging(&w->j, edits, row, &has_nan, &w->scratch);
-  if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr || a->added_ids.ptr || a->history_ids.ptr) {
+  if (a->bias_ids.ptr || a->prompt_ids.ptr || a->output_ids.ptr || a->added_ids.ptr) {
     w->edits = usual_edits(&w->j, edits, row, &w->scratch);
-    if (a->history_ids.ptr) {
-      add_dry(&w->edits, &w->j, a, row, w->scratch);
-    }
-    add_edits(&w->edits, &w->j, added_by_user(a, row));
+    add_edits(&w->edits, &w->j, added_to(a, row));
     put_edits(&w->j, w->edits, &has_nan);
   }
   return end_judging(&w->j, has_nan);
@@ -715,15 +710,7 @@ SELDOM int list_whole(struct course *w, const struct sample_args *edits, int64_t
   float *z = (float *)take(&w->scratch, (w->n + 2 * BLOCK) * sizeof *z);
   char *rest = w->scratch;
   write_edited(z, (uint32_t *)take(&rest, w->n * sizeof(uint32_t)), edits, row);
-  if (w->a->history_ids.ptr) {
-    const struct judged plain = plain_row(NULL, w->n, DTYPE_F32, NULL);
-    struct edits e = edits_in(&plain, &rest);
-    const uint32_t *longest = longest_repetitions(w->a, row, &e, w->n, &rest);
-    for (size_t i = 0; i < e.count; i++) {
-      z[e.id[i]] -= longest[i] ? dry_penalty((const struct chain_row *)w->a->chain_rows.ptr + row, longest[i] - 1) : 0;
-    }
-  }
-  const struct added added = added_by_user(w->a, row);
+  const struct added added = added_to(w->a, row);
   for (size_t i = 0; i < added.count; i++) {
     z[added.id[i]] += added.value[i];
   }

@@ -66,15 +66,13 @@ cdef extern from "ops.h":
         double number[3]
 
     struct chain_row:
-        double multiplier, base, allowed, last_n
-        int64_t first_breaker, breakers, first_step, steps
+        int64_t first_step, steps
 
     struct chain_args:
         span x, params, mask
         span bias_ids, bias_values, bias_offsets
         span prompt_ids, prompt_offsets, output_ids, output_offsets
         span added_ids, added_values, added_offsets
-        span history_ids, history_offsets, lengths, breaker_ids, breaker_offsets
         span chain_rows, steps, state, tokens, support_ids, support_logprobs, support_counts
         int64_t rows, first_row, cols, dtype
         int64_t x_stride, mask_kind, mask_stride, mask_width

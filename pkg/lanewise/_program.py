@@ -64,7 +64,7 @@ def _number(value: Any, of: Number, where: str) -> float:
             raise ValueError(f"{where}: ties must be 'lowest' or 'all', got {value!r}")
         return float(WORDS.index(value))
     try:
-        v = float(operator.index(value) if of.whole else value)
+        v = float(operator.index(value) if of.whole else value + 0.0)  # float() alone would read a str
     except (TypeError, ValueError):
         raise TypeError(
             f"{where}: {of.name} must be {'an integer' if of.whole else 'a number'}, got {value!r}"
@@ -154,76 +154,3 @@ def _first_state(name: str, numbers: Sequence[float]) -> list[float]:
         left = 1.0 - min(numbers[2], 0.99)
         return [numbers[1] / left, 1.0 / left]
     return [0.0, 0.0]
-
-
-class Dry:
-    """ "Don't repeat yourself": what would go on repeating the last tokens for longer than `allowed_length` of them is
-    lowered by multiplier * base ** (length - allowed_length) (p-e-w, text-generation-webui 5677; the cut-offs are
-    llama.cpp's).
-
-    last_n: how much of the history is looked at, -1 for all. breakers: ids, or sequences of ids, that no repetition
-    reaches across; those of one id are never lowered. Raises ValueError, TypeError.
-
-    >>> Dry(0.8, breakers=[13, [220, 198]]).numbers.tolist()
-    [0.8, 1.75, 2.0, -1.0]
-    """
-
-    __slots__ = ("breaker_ids", "breaker_offsets", "breakers", "numbers")
-
-    numbers: NDArray[np.float64]
-    breakers: tuple[tuple[int, ...], ...]
-    breaker_ids: NDArray[np.int64]
-    breaker_offsets: NDArray[np.int64]
-
-    def __init__(
-        self,
-        multiplier: float,
-        base: float = 1.75,
-        allowed_length: int = 2,
-        last_n: int = -1,
-        breakers: Iterable[int | Sequence[int]] = (),
-    ) -> None:
-        kinds = (
-            (Number("multiplier", -1e30, 1e30), multiplier),
-            (Number("base", 0, 1e30), base),
-            (Number("allowed_length", 0, 2**31 - 1, whole=True), allowed_length),
-            (Number("last_n", -1, 2**53, whole=True), last_n),
-        )
-        self.numbers = np.array([_number(value, kind, "dry") for kind, value in kinds])
-        self.numbers.flags.writeable = False
-        self.breakers = tuple(_breaker(b, i) for i, b in enumerate(breakers))
-        self.breaker_ids = np.array([id_ for b in self.breakers for id_ in b], np.int64)
-        self.breaker_offsets = np.cumsum([0, *map(len, self.breakers)], dtype=np.int64)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Dry)
-            and self.numbers.tobytes() == other.numbers.tobytes()
-            and self.breakers == other.breakers
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.numbers.tobytes(), self.breakers))
-
-    def __repr__(self) -> str:
-        multiplier, base, allowed, last_n = self.numbers.tolist()
-        return f"Dry({multiplier}, {base}, {int(allowed)}, {int(last_n)}, {list(self.breakers)})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        multiplier, base, allowed, last_n = self.numbers.tolist()
-        return Dry, (multiplier, base, int(allowed), int(last_n), self.breakers)
-
-
-def _breaker(given: Any, at: int) -> tuple[int, ...]:
-    ids = list(given) if isinstance(given, (tuple, list, np.ndarray)) else [given]
-    if not ids:
-        raise ValueError(f"dry: breakers[{at}] is empty")
-    made = []
-    for value in ids:
-        try:
-            made.append(operator.index(value))
-        except TypeError:
-            raise TypeError(f"dry: breakers[{at}] must be ids, got {given!r}") from None
-        if not 0 <= made[-1] < 2**32:
-            raise ValueError(f"dry: breakers[{at}] must be ids in [0, 2**32), got {value}")
-    return tuple(made)

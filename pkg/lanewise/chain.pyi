@@ -4,7 +4,7 @@ from typing import Any, Literal, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from lanewise._program import Dry, Program
+from lanewise._program import Program
 from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Seeds, Tokens
 from lanewise.sampling import Support
 from lanewise.stream import Stream
@@ -25,8 +25,6 @@ def run_chain(
     bias: Bias | None = None,
     added: tuple[Any, ...] | None = None,
     mask: Mask | None = None,
-    dry: Dry | Sequence[Dry | None] | None = None,
-    history: Ids | None = None,
     seed: Seeds | None = None,
     step: Ints | None = None,
     keys: Ints | None = None,
@@ -50,8 +48,6 @@ def run_chain(
     bias: Bias | None = None,
     added: tuple[Any, ...] | None = None,
     mask: Mask | None = None,
-    dry: Dry | Sequence[Dry | None] | None = None,
-    history: Ids | None = None,
     seed: Seeds | None = None,
     step: Ints | None = None,
     keys: Ints | None = None,

@@ -7,28 +7,15 @@ from libc.string cimport memset
 
 import numpy as np
 
-from lanewise._arguments cimport check_on_invalid, integer, ragged_ids
+from lanewise._arguments cimport check_on_invalid, integer
 from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_penalties
 from lanewise.sampling cimport choose, support_of, tokens_out
-from lanewise._program import Dry, Program
+from lanewise._program import Program
 from lanewise.errors import InvalidLogitsError
 
 cnp.import_array()
-
-
-# One a row as (the different ones, which of them each row has).
-cdef tuple distinct(object given, object type_, str name, int64_t rows, bint optional):
-    if not isinstance(given, (list, tuple)) or not all(isinstance(one, type_) or (optional and one is None)
-                                                       for one in given):
-        raise TypeError(f"{name} must be a {type_.__name__}, or a list of them, one a row, got {given!r}")
-    if len(given) != rows:
-        raise ValueError(f"{name} must be one or one a row: {rows} rows, got {len(given)}")
-    places, different = {}, {id(one): one for one in given}
-    for key in different:
-        places[key] = len(places)
-    return list(different.values()), [places[id(one)] for one in given]
 
 
 # Each row's steps, and the states they begin with.
@@ -44,58 +31,21 @@ cdef int fill_programs(chain_args *a, chain_row *to, double *first, object progr
             to[i].first_step, to[i].steps = 0, steps
             first[2 * i], first[2 * i + 1] = begin[0], begin[1]
     else:
-        different, which = distinct(programs, Program, "programs", a.rows, False)
-        codes = np.concatenate([program.codes for program in different] or [np.empty((0, 4))])
-        starts = np.cumsum([0, *(len(program.codes) for program in different)]).tolist()
-        begins = [program.state.tolist() for program in different]
-        for i in range(a.rows):
-            to[i].first_step, to[i].steps = starts[which[i]], starts[which[i] + 1] - starts[which[i]]
-            first[2 * i], first[2 * i + 1] = begins[which[i]]
+        if not isinstance(programs, (list, tuple)) or not all(isinstance(program, Program) for program in programs):
+            raise TypeError(f"programs must be a Program, or a list of them, one a row, got {programs!r}")
+        if len(programs) != a.rows:
+            raise ValueError(f"programs must be one or one a row: {a.rows} rows, got {len(programs)}")
+        different = {id(program): program for program in programs}
+        codes = np.concatenate([program.codes for program in different.values()] or [np.empty((0, 4))])
+        starts, steps = {}, 0
+        for key, program in different.items():
+            starts[key] = steps
+            steps += len(program.codes)
+        for i, program in enumerate(programs):
+            to[i].first_step, to[i].steps = starts[id(program)], len(program.codes)
+            first[2 * i], first[2 * i + 1] = program.state
     kept.append(codes)
     a.steps = whole(codes)
-    return 0
-
-
-cdef int put_dry(chain_row *to, cnp.ndarray numbers, cnp.ndarray breaker_offsets, int64_t first_breaker) except -1:
-    cdef const double *number = <const double *>cnp.PyArray_DATA(numbers)
-    to.multiplier, to.base, to.allowed, to.last_n = number[0], number[1], number[2], number[3]
-    to.first_breaker, to.breakers = first_breaker, cnp.PyArray_DIM(breaker_offsets, 0) - 1
-    return 0
-
-
-cdef int fill_dry(chain_args *a, chain_row *to, rows_t *r, object dry, object history, list kept) except -1:
-    cdef int64_t i
-    cdef cnp.npy_intp count
-    if dry is None:
-        if history is not None:
-            raise ValueError("history is given, but no dry= that looks at it")
-        return 0
-    if history is None:
-        raise ValueError("dry needs history=")
-    if type(dry) is Dry:
-        breaker_ids, breaker_offsets = dry.breaker_ids, dry.breaker_offsets
-        for i in range(a.rows):
-            put_dry(&to[i], dry.numbers, breaker_offsets, 0)
-    else:
-        different, which = distinct(dry, Dry, "dry", a.rows, True)
-        ids, offsets, firsts, total = [np.empty(0, np.int64)], [np.zeros(1, np.int64)], [], 0
-        for one in different:
-            firsts.append(sum([len(some) for some in offsets]) - 1)
-            if one is not None:
-                offsets.append(one.breaker_offsets[1:] + total)
-                ids.append(one.breaker_ids)
-                total += len(one.breaker_ids)
-        breaker_ids, breaker_offsets = np.concatenate(ids), np.concatenate(offsets)
-        for i in range(a.rows):
-            one = different[which[i]]
-            if one is not None:
-                put_dry(&to[i], one.numbers, one.breaker_offsets, firsts[which[i]])
-    history_ids, history_offsets = ragged_ids(history, "history", r)
-    count = cnp.PyArray_DIM(<cnp.ndarray>history_ids, 0)
-    lengths = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-    a.history_ids, a.history_offsets, a.lengths = whole(history_ids), whole(history_offsets), whole(lengths)
-    a.breaker_ids, a.breaker_offsets = whole(breaker_ids), whole(breaker_offsets)
-    kept += history_ids, history_offsets, lengths, breaker_ids, breaker_offsets
     return 0
 
 
@@ -110,7 +60,7 @@ cdef int fill_added(chain_args *a, rows_t *r, object added, list kept) except -1
     if given.dtype.kind not in "iu" and given.size:
         raise TypeError(f"added[0] must be integers, got {given.dtype}")
     ids = np.array(given, np.int64)  # what is checked is what is used
-    values = np.array(as_array(added[1], "added[1]"), np.float32)
+    values = np.array(to_float32(as_array(added[1], "added[1]")))
     offsets = np.array([0, ids.size] if r.single else as_array(added[2], "added[2]"), np.int64)
     if ids.ndim != 1 or values.shape != ids.shape:
         raise ValueError(f"added: ids and values must be (n,) each, got {ids.shape} and {values.shape}")
@@ -160,14 +110,14 @@ cdef void set_edits(chain_args *a, const sample_args *edits) noexcept:
 
 
 def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
-              prompt_ids=None, output_ids=None, bias=None, added=None, mask=None, dry=None, history=None, seed=None,
-              step=None, keys=None, rng=None, vocab_size=None, return_support=False, on_invalid="raise", out=None):
+              prompt_ids=None, output_ids=None, bias=None, added=None, mask=None, seed=None, step=None, keys=None,
+              rng=None, vocab_size=None, return_support=False, on_invalid="raise", out=None):
     """One token a row by its program: an int for logits (V,), int64 (B,) for (B, V); V up to 1,048,576.
 
-    programs, dry: one for all rows or a list, one a row. In this order: bias, penalties, dry (of `history`, a list of ids
-    a row), added: (ids, values, offsets), row r having offsets[r] .. offsets[r + 1] - 1, for (V,) (ids, values); mask;
-    the steps; a draw. state: float64 (B, 2), for (V,) (2,), which the draw changes; a row that is invalid keeps its own.
-    None: each program's first. The rest as `sample` has it.
+    programs: one for all rows or a list, one a row. In this order: bias, penalties, added, mask, the steps, a draw.
+    added: (ids, values, offsets), of which row r has offsets[r] .. offsets[r + 1] - 1; for (V,) (ids, values). state:
+    float64 (B, 2), for (V,) (2,), which the draw changes; an invalid row keeps its own. None: each program's first. The
+    rest as `sample` has it.
     Raises ValueError, TypeError before anything is written.
 
     >>> from lanewise._program import Program
@@ -207,7 +157,6 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
     kept = fill_edits(&edits, &r, prompt_ids, output_ids, bias, mask)
     set_edits(&a, &edits)
     fill_programs(&a, to, first, programs, kept)
-    fill_dry(&a, to, &r, dry, history, kept)
     if added is not None:
         fill_added(&a, &r, added, kept)
     a.state.ptr, a.state.bytes = first, r.rows * 2 * sizeof(double)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._program import CODES, STEPS, Dry, Program
+from ._program import CODES, STEPS, Program
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -641,34 +641,6 @@ _STEPS: dict[str, Callable[..., None]] = {
 }
 
 
-def dry(history: Sequence[int], how: Dry) -> dict[int, np.float32]:
-    """By how much DRY lowers what would go on repeating the end of the history."""
-    multiplier, base, allowed, last_n = how.numbers.tolist()
-    ids = list(history)[len(history) - int(last_n) if 0 <= last_n < len(history) else 0 :]
-    n, limit = len(ids), len(ids)
-    for i in range(n):  # ids from the end; a breaker that begins there ends what may count
-        fits = [len(b) for b in how.breakers if len(b) <= i + 1 and tuple(ids[n - 1 - i : n - 1 - i + len(b)]) == b]
-        if fits:
-            limit = i + 1 - max(fits)
-            break
-    lengths: dict[int, int] = {}
-    for k in range(1, n):  # what ends k before the end
-        length = 0
-        while k + length < n and length < limit and ids[n - 1 - length] == ids[n - 1 - length - k]:
-            length += 1
-        if length >= allowed:
-            lengths[ids[n - k]] = max(lengths.get(ids[n - k], 0), length)
-    found = {}
-    for token, length in lengths.items():
-        power, factor, exponent = 1.0, base, length - int(allowed)
-        while exponent:
-            power, factor, exponent = power * factor if exponent & 1 else power, factor * factor, exponent >> 1
-        if multiplier != 0 and (token,) not in how.breakers and n > allowed and limit >= allowed:
-            largest = float(LARGEST)
-            found[token] = np.float32(min(max(multiplier * power, -largest), largest))
-    return found
-
-
 def chain(
     row: F32,
     program: Program,
@@ -678,8 +650,6 @@ def chain(
     key: int = 0,
     step: int = 0,
     added: Sequence[tuple[int, float]] = (),
-    dry: Dry | None = None,
-    history: Sequence[int] = (),
     mask: NDArray[np.bool_] | None = None,
     **edits: Any,
 ) -> tuple[int, NDArray[np.intp], F32, tuple[float, float]]:
@@ -687,8 +657,6 @@ def chain(
     first, second = program.state.tolist() if state is None else map(float, state)
     z = processed(row, **edits)
     with np.errstate(all="ignore"):
-        for i, penalty in (_dry(history, dry) if dry else {}).items():
-            z[i] = z[i] - penalty
         for i, value in added:
             z[i] = z[i] + np.float32(value)
     z = z if mask is None else apply_token_bitmask(z, mask)
@@ -732,7 +700,6 @@ def chain(
     return int(c.ids[best]), c.ids[by_id], logp[by_id], (first, second)
 
 
-_dry = dry  # chain has an argument of that name
 _NAMES = {code: name for name, code in CODES.items()}
 _NUMBERS = {code: len(STEPS[name]) for name, code in CODES.items()}
 

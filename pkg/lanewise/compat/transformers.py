@@ -22,6 +22,7 @@ from lanewise.compat._host import need
 from lanewise.compat._tensors import entropy, torch
 from lanewise.compat._transformers_attention import register as register_attention
 from lanewise.compat._transformers_cache import PagedCache
+from lanewise.compat._transformers_steps import steps_of
 
 WORKS = "5.0 to 5.24"
 host: Any = need(
@@ -44,6 +45,7 @@ __all__ = [
     "TopKLogitsWarper",
     "TopPLogitsWarper",
     "installed",
+    "steps_of",
 ]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

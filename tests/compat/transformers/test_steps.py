@@ -13,6 +13,8 @@ from transformers.generation import logits_process
 
 import lanewise
 from lanewise import steps
+from lanewise._plan import groups, program_of
+from lanewise.compat.transformers import steps_of
 
 VOCAB, PROMPT = 300, 12
 
@@ -205,3 +207,50 @@ def test_what_is_left(name: str) -> None:
         p = np.exp(other[kept].astype(float) - other.max())
         np.testing.assert_allclose(np.exp(mine[kept]), p / p.sum(), rtol=1e-4)
     assert same >= 4
+
+
+# ---- processors as steps ----
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edits_by_their_processors(name: str) -> None:
+    _, processor = EDITS[name]
+    for row in rows():
+        for text in TEXTS:
+            (step,) = steps_of([processor(text)])
+            assert isinstance(step, steps.Custom) == name.startswith("encoder no repeat")
+            np.testing.assert_array_equal(seen([step], row, text), theirs(processor(text), row, text))
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_truncations_by_their_processors(name: str) -> None:
+    ours, processors = LEFT[name]
+    mine, wanted = (program_of(groups(found)[0]).codes for found in (steps_of(processors), tuple(ours)))
+    np.testing.assert_allclose(mine, wanted, rtol=1e-7)  # eta's number is a float32
+
+
+def test_the_list_of_a_model_is_a_list_of_steps() -> None:
+    """What generate() would apply, and a processor of one's own among it."""
+
+    class Own(transformers.LogitsProcessor):
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores.masked_fill(torch.arange(scores.shape[1]) % 2 == 0, -torch.inf)
+
+    processors = transformers.LogitsProcessorList(
+        [
+            transformers.RepetitionPenaltyLogitsProcessor(1.2),
+            transformers.NoRepeatNGramLogitsProcessor(2),
+            Own(),
+            transformers.TopKLogitsWarper(5, filter_value=-1e4),
+            transformers.TopPLogitsWarper(0.9),
+        ]
+    )
+    found = steps_of(processors)
+    names = [type(step).__name__ for step in found]
+    assert names == ["Penalties", "NoRepeatNgram", "Custom", "Custom", "TopP"]
+    sampler = lanewise.Sampler(found, seed=2)
+    sampler.add(0, TEXTS[4])
+    for row in rows()[:4] * 10:
+        wanted = processors(torch.tensor([TEXTS[4] + sampler.output(0).tolist()]), torch.tensor(row)[None].clone())[0]
+        token = sampler(row)
+        assert wanted[token] > -torch.inf and token % 2 == 1
