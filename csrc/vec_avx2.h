@@ -45,8 +45,12 @@ INLINE vf v_load_f16(const uint16_t *p) {
   return vf2(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
              _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
 }
-INLINE __m256 bf16x8(const uint16_t *p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+INLINE __m256
+bf16x8(const uint16_t *p) { /* one shuffle: a widening and a shift would both take a port that multiplies */
+  const __m256i up = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1, -1, 10,
+                                      11, -1, -1, 12, 13, -1, -1, 14, 15);
+  __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+  return _mm256_castsi256_ps(_mm256_shuffle_epi8(twice, up));
 }
 INLINE vf v_load_bf16(const uint16_t *p) { return vf2(bf16x8(p), bf16x8(p + 8)); }
 INLINE __m256 quiet8(__m256 v) { /* NaNs to the one */
