@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import lanewise.compat.transformers as compat
+from lanewise.compat import _transformers_cache
 
 IDS = torch.tensor([[5, 17, 80, 3, 9, 44, 21], [0, 0, 0, 7, 33, 60, 8], [90, 12, 5, 5, 71, 30, 2]])
 MASK = (IDS != 0).long()
@@ -18,6 +19,12 @@ HOW: list[dict[str, Any]] = [
     {"max_new_tokens": 300},  # the blocks grow
     {"max_new_tokens": 20, "num_beams": 4, "num_return_sequences": 3},
 ]
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that these few and small rows outgrow their blocks."""
+    monkeypatch.setattr(_transformers_cache, "MIN_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
