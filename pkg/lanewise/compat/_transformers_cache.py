@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -139,6 +140,15 @@ class PagedLayer(host.DynamicLayer):
             super().batch_select_indices(indices)
         else:
             self._choose(torch.arange(len(self.rows))[indices.to("cpu")].tolist())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedLayer:
+        """The same tokens in a cache of its own, so that a prompt may go on in several ways."""
+        other = memo[id(self)] = type(self)()
+        if self.cache is None:
+            vars(other).update(copy.deepcopy(vars(self), memo))
+        elif self.rows:
+            other.update(self.keys, self.values)
+        return other
 
     def _choose(self, chosen: list[int]) -> None:
         self._keep([self.rows[i].fork() for i in chosen])

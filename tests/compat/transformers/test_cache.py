@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,24 @@ def test_all_may_be_cropped() -> None:
             step(cache)
         assert torch.equal(ours.layers[0].keys, theirs.layers[0].keys)
         assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def test_a_prompt_goes_on_in_several_ways() -> None:
+    """As transformers' guides have it: a copy of the cache for each."""
+    blank, ours, theirs = compat.PagedCache(), compat.PagedCache(), DynamicCache()
+    assert copy.deepcopy(blank).get_seq_length() == 0
+    for cache in (ours, theirs):
+        cache.update(*states(1, 5), 0)
+    others = [
+        (copy.deepcopy(ours), copy.deepcopy(theirs)),
+        (copy.deepcopy(ours), copy.deepcopy(theirs)),
+        (ours, theirs),
+    ]
+    for seed, pair in enumerate(others):
+        for cache in pair:
+            cache.update(*states(seed, 2 + seed), 0)
+    for mine, its in others:
+        assert torch.equal(mine.layers[0].keys, its.layers[0].keys)
+        assert torch.equal(mine.layers[0].values, its.layers[0].values)
+    ours.crop(-8)
+    assert copy.deepcopy(ours).get_seq_length() == ours.get_seq_length() == 1
