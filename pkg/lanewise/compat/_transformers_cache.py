@@ -145,7 +145,7 @@ class PagedLayer(host.DynamicLayer):
         """The same tokens in a cache of its own, so that a prompt may go on in several ways."""
         other = memo[id(self)] = type(self)()
         if self.cache is None:
-            vars(other).update(copy.deepcopy(vars(self), memo))
+            other.__dict__.update(copy.deepcopy(self.__dict__, memo))
         elif self.rows:
             other.update(self.keys, self.values)
         return other

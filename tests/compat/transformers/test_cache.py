@@ -134,8 +134,9 @@ def test_all_may_be_cropped() -> None:
 
 def test_a_prompt_goes_on_in_several_ways() -> None:
     """As transformers' guides have it: a copy of the cache for each."""
-    blank, ours, theirs = compat.PagedCache(), compat.PagedCache(), DynamicCache()
-    assert copy.deepcopy(blank).get_seq_length() == 0
+    ours, theirs, wide = compat.PagedCache(), DynamicCache(), compat.PagedCache()
+    wide.update(*(each.double() for each in states(1, 5)), 0)  # no dtype of PagedKVCache: kept as DynamicCache keeps it
+    assert torch.equal(copy.deepcopy(wide).layers[0].keys, wide.layers[0].keys)
     for cache in (ours, theirs):
         cache.update(*states(1, 5), 0)
     others = [
