@@ -131,8 +131,12 @@ def test_the_bars_of_the_kv_cache_are_judged(results: dict[str, Result]) -> None
         "gather",
         "scatter",
         "zero",
+        "append_kv",
+        "PagedKVCache.append",
         "allocate",
         "fork",
+        "match",
+        *["PagedCache"] * bool(find_spec("transformers")),
     }
     assert all(math.isfinite(row["measured"]) and row["measured"] > 0 for row in rows)
 

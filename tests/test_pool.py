@@ -210,6 +210,7 @@ class Machine(RuleBasedStateMachine):
         assert self.cache.num_pinned == len(self.pinned) <= MOST_PINNED
         for handle, refs in self.refs.items():
             assert self.pool.ref_count(handle) == refs
+        assert self.pool.all_own(list(self.refs)) == all(self.pool.sharers(handle) == 1 for handle in self.refs)
         assert len(self.cache.events()) <= 5
 
     def teardown(self) -> None:
@@ -544,6 +545,15 @@ def test_the_null_block_is_never_handed_out() -> None:
     with pytest.raises(BlockError):
         pool.ref_count(0)
     pool.check()
+
+
+def test_who_asks_whether_blocks_are_their_own_names_them() -> None:
+    pool = BlockPool(4)
+    table = pool.allocate(3)
+    pool.free(table[1])
+    with pytest.raises(BlockError, match=r"handles\[1\]: "):
+        pool.all_own(table)
+    assert pool.all_own(table[::2]) and pool.all_own([])
 
 
 def test_neither_is_copied() -> None:

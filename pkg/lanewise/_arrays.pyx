@@ -7,8 +7,8 @@ in place (float64, another byte order, elements that are not adjacent, odd addre
 """
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
-from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 import numpy as np
 
@@ -38,10 +38,35 @@ cdef extern from *:
       lw_dl_tensor tensor; void *context; void (*deleter)(struct lw_dl_managed *);
     } lw_dl_managed;
     /* DLPack 1.3: what an exporter's type may offer, for calls without Python in between */
+    typedef struct lw_dl_owned {
+      uint32_t major, minor; void *context; void (*deleter)(struct lw_dl_owned *); uint64_t flags; lw_dl_tensor tensor;
+      int64_t dims[8]; /* what tensor.shape and strides point to */
+    } lw_dl_owned;
     typedef struct {
-      uint32_t major, minor; void *older, *allocate, *export_owned, *import_owned;
+      uint32_t major, minor; void *older, *allocate, *export_owned;
+      int (*import_owned)(lw_dl_owned *from, void **object);
       int (*export_borrowed)(void *object, lw_dl_tensor *to);
     } lw_dl_exchange;
+    static void lw_dl_give_up(lw_dl_owned *owned) { /* whoever had it may not hold the GIL, or Python may be gone */
+      if (Py_IsInitialized()) {
+        PyGILState_STATE state = PyGILState_Ensure();
+        Py_DECREF((PyObject *)owned->context);
+        PyGILState_Release(state);
+      }
+      free(owned);
+    }
+    static lw_dl_owned *lw_dl_own(const lw_dl_owned *like, PyObject *owner) {
+      lw_dl_owned *owned = (lw_dl_owned *)malloc(sizeof *owned);
+      if (owned) {
+        *owned = *like;
+        owned->tensor.shape = owned->dims;
+        owned->tensor.strides = owned->dims + 4;
+        owned->deleter = lw_dl_give_up;
+        owned->context = owner;
+        Py_INCREF(owner);
+      }
+      return owned;
+    }
     """
     ctypedef struct lw_dl_device:
         int32_t type, id
@@ -59,9 +84,16 @@ cdef extern from *:
     ctypedef struct lw_dl_managed:
         lw_dl_tensor tensor
         void (*deleter)(lw_dl_managed *) noexcept
+    ctypedef struct lw_dl_owned:
+        uint32_t major, minor
+        uint64_t flags
+        lw_dl_tensor tensor
+        int64_t dims[8]
     ctypedef struct lw_dl_exchange:
         uint32_t major
+        int (*import_owned)(lw_dl_owned *, void **) except -1
         int (*export_borrowed)(void *, lw_dl_tensor *) except -1
+    lw_dl_owned *lw_dl_own(const lw_dl_owned *like, object owner)
 
 
 BFLOAT16 = np.dtype([("bfloat16", "u2")], align=True)  # two bytes that are a bfloat16; NumPy has no such dtype of its own
@@ -127,6 +159,39 @@ cdef object array_of(lw_dl_tensor *t, object owner, str name):
                                  t.data + t.byte_offset if size else NULL, cnp.NPY_ARRAY_WRITEABLE, None)
     cnp.set_array_base(array, owner)
     return array
+
+
+cdef class Lender:
+    """An array of four axes, lent to a library whose tensors offer a table of functions: views of its first tokens, the
+    last axis but one, in a third of the time that the library takes to cut them."""
+    cdef lw_dl_owned like
+    cdef lw_dl_exchange *table
+    cdef object array
+
+    def __init__(self, cnp.ndarray array, tensor):
+        cdef int i
+        self.table = <lw_dl_exchange *>PyCapsule_GetPointer(tensor.__dlpack_c_exchange_api__, "dlpack_exchange_api")
+        if self.table.major != 1 or self.table.import_owned == NULL or cnp.PyArray_NDIM(array) != 4:
+            raise TypeError(f"{tensor.__name__} does not take arrays by DLPack 1, or not of {array.ndim} axes")
+        self.array, self.like.major, self.like.minor, self.like.flags = array, 1, 0, 0
+        self.like.tensor.data, self.like.tensor.ndim = <char *>cnp.PyArray_DATA(array), 4
+        self.like.tensor.device.type, self.like.tensor.device.id, self.like.tensor.byte_offset = _DL_CPU, 0, 0
+        self.like.tensor.dtype.code = 4 if is_bfloat16(array.dtype) else 2
+        self.like.tensor.dtype.bits, self.like.tensor.dtype.lanes = 8 * cnp.PyArray_ITEMSIZE(array), 1
+        for i in range(4):
+            self.like.dims[i] = cnp.PyArray_DIM(array, i)
+            self.like.dims[4 + i] = cnp.PyArray_STRIDE(array, i) // cnp.PyArray_ITEMSIZE(array)
+
+    def upto(self, int64_t length):
+        cdef lw_dl_owned *owned = lw_dl_own(&self.like, self.array)
+        cdef void *made = NULL
+        if owned == NULL:
+            raise MemoryError("no memory for a tensor")
+        owned.dims[2] = length
+        self.table.import_owned(owned, &made)
+        tensor = <object>made
+        Py_DECREF(tensor)  # it came with a reference
+        return tensor
 
 
 cpdef object as_array(object x, str name):

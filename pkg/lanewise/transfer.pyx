@@ -438,6 +438,10 @@ cdef class KVTarget:
     def write_states(self, k, v, int64_t first, int64_t step, int64_t start):
         """States (rows, heads, n, head_dim) of one layer to tokens start .. start + n - 1 of blocks first, first + step,
         ...; whether it was done."""
+        return self.put(k, v, first, step, start, -1) > 0
+
+    # n, or 0 if it was not done. rows: how many there must be; below 0, any.
+    cdef int64_t put(self, object k, object v, int64_t first, int64_t step, int64_t start, int64_t must) except -1:
         cdef kv_args a[2]
         cdef cnp.ndarray x
         cdef int64_t rows, count, shift
@@ -445,17 +449,17 @@ cdef class KVTarget:
         arrays = as_array(k, "k"), as_array(v, "v")
         x = arrays[0]
         if cnp.PyArray_NDIM(x) != 4 or self.layers != 1:
-            return False
+            return 0
         rows, count = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 2)
-        if rows < 1 or first < 0 or step < 0 or first + (rows - 1) * step >= self.blocks or start < 0 or \
-                start + count > self.tokens or rows > 1 and step == 0:
-            return False
+        if rows < 1 or 0 <= must != rows or first < 0 or step < 0 or first + (rows - 1) * step >= self.blocks or \
+                start < 0 or start + count > self.tokens or rows > 1 and step == 0:
+            return 0
         for i in range(2):
             x = arrays[i]
             a[i] = self.halves[i]
             if cnp.PyArray_NDIM(x) != 4 or cnp.PyArray_DIM(x, 0) != rows or cnp.PyArray_DIM(x, 2) != count or \
                     cnp.PyArray_DIM(x, 1) != a[i].heads or not is_source(x, &a[i], self.halves):
-                return False
+                return 0
             a[i].layers, a[i].rows = 1, rows * count
             shift = first * a[i].to.block + start * a[i].to.token
             a[i].dst.ptr = <char *>a[i].dst.ptr + shift
@@ -465,13 +469,35 @@ cdef class KVTarget:
             a[i].from_.token = cnp.PyArray_STRIDE(x, 2)
             a[i].from_tokens = a[i].to_tokens = max(1, count)
         self.run(a)
-        return True
+        return count
 
     cdef int run(self, kv_args *a) except -1:
         cdef int i
         for i in range(2):
             run(OP_move_kv, &a[i], a[i].cols, a[i].layers * a[i].heads * (a[i].cols + 20))
         return 0
+
+
+@cython.final
+cdef class KVRoom:
+    """What blocks a step apart have room for: states are written behind the last, and seen with those before as tensors
+    of that type, without a copy."""
+    cdef KVTarget target
+    cdef object keys, values
+    cdef int64_t first, step, rows
+
+    def __init__(self, KVTarget target, int64_t first, int64_t step, int64_t rows, tensor):
+        self.target, self.first, self.step, self.rows = target, first, step, rows
+        blocks = slice(first, first + (rows - 1) * step + 1, step)
+        self.keys, self.values = [_arrays.Lender(view[0, blocks], tensor) for view in target.views]
+
+    def extend(self, k, v, int64_t length):
+        """States (rows, heads, n, head_dim) to tokens `length` and on: keys and values with them, or None."""
+        cdef int64_t count = self.target.put(k, v, self.first, self.step, length, self.rows)
+        return self.upto(length + count) if count else None
+
+    def upto(self, int64_t length):
+        return self.keys.upto(length), self.values.upto(length)
 
 
 # Slots that differ and are in range; whatever else is to be looked at closer.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
 import numpy as np
 
 from .. import PagedKVCache, Sequence
+from ..transfer import KVRoom
 from ._host import need
 from ._tensors import array, tensor, torch
 
@@ -20,40 +22,9 @@ host: Any = need(
 
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 LEAST_ROOM = 256  # tokens of a row that has few
+MIN_BYTES = 2 << 20  # a huge page, which even a row with one token would take whole
+LENDS = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 CROPS_TO_A_LENGTH = "max_length" in inspect.signature(host.DynamicLayer.crop).parameters  # before 5.20
-
-
-class Room:
-    """What the blocks of rows have room for, while they are one step apart and no other row's: states are written
-    behind the rows' last, and seen with those before, without a copy."""
-
-    def __init__(self, cache: PagedKVCache, rows: list[Sequence], blocks: slice, dtype: Any) -> None:
-        self.rows, self.blocks, self.write = rows, (blocks.start, blocks.step), cache._storage.target.write_states
-        keys, values = (as_states(side[blocks], dtype) for side in (cache.keys(0), cache.values(0)))
-        self.heads, self.widths, self.strides = keys.shape[1], (keys.shape[3], values.shape[3]), keys.stride()
-        self.v_strides = values.stride()
-        # as_strided takes two thirds of the time that narrow takes
-        self.see_keys, self.see_values = keys.as_strided, values.as_strided
-
-    def extend(self, keys: Any, values: Any) -> int:
-        """Writes states, if there is room for them and they are plain; how many tokens there are then, or 0."""
-        rows = self.rows
-        length: int = rows[0]._length
-        if not (keys.is_cpu and values.is_cpu) or keys.requires_grad or values.requires_grad:
-            return 0
-        if len(keys) != len(rows) or not self.write(keys, values, *self.blocks, length):
-            return 0
-        length += keys.shape[2]
-        for row in rows:
-            row._length = length
-        return length
-
-    def upto(self, length: int) -> tuple[Any, Any]:
-        rows, heads, (width, v_width) = len(self.rows), self.heads, self.widths
-        return (
-            self.see_keys((rows, heads, length, width), self.strides),
-            self.see_values((rows, heads, length, v_width), self.v_strides),
-        )
 
 
 class PagedLayer(host.DynamicLayer):
@@ -63,7 +34,7 @@ class PagedLayer(host.DynamicLayer):
     """
 
     cache: PagedKVCache | None = None
-    room: Room | None = None  # if so, tokens are written behind the last without asking the pool
+    room: KVRoom | None = None  # if no row's block is another's: tokens are then written without asking the pool
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         super().lazy_initialization(key_states, value_states)
@@ -75,15 +46,25 @@ class PagedLayer(host.DynamicLayer):
     def _make(self, count: int, length: int) -> None:
         heads, width, v_width, dtype = self.kind
         blocks = 2 * max(count, 1)  # a row that is shared and written to takes a new one before it leaves the old
-        room = max(LEAST_ROOM, 1 << (length - 1).bit_length())
+        one_page = MIN_BYTES // (blocks * heads * (width + v_width) * dtype.itemsize)
+        room = max(LEAST_ROOM, 1 << (length - 1).bit_length(), 1 << one_page.bit_length() >> 1)
         self.cache = PagedKVCache(
             1, blocks, heads, width, v_head_dim=v_width, block_size=room, dtype=NAMES[dtype], prefix_cache=False
         )
         self.rows = [self.cache.sequence() for _ in range(count)]
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self.room is not None and (length := self.room.extend(key_states, value_states)):
-            self.keys, self.values = seen = self.room.upto(length)
+        if (
+            self.room is not None
+            and key_states.is_cpu
+            and value_states.is_cpu
+            and not (key_states.requires_grad or value_states.requires_grad)
+            and (seen := self.room.extend(key_states, value_states, self.rows[0]._length)) is not None
+        ):
+            self.keys, self.values = seen
+            more = key_states.shape[2]
+            for row in self.rows:
+                row._length += more
             return seen
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -117,8 +98,9 @@ class PagedLayer(host.DynamicLayer):
         length, sides = self.rows[0].length, (self.cache.keys(0), self.cache.values(0))
         chosen = evenly(self.cache.block_tables(self.rows)[:, 0]) if length else slice(len(self.rows))
         self.room = None
-        if own and length and isinstance(chosen, slice):
-            self.room = Room(self.cache, self.rows, chosen, self.kind[3])
+        if own and length and isinstance(chosen, slice) and LENDS:
+            place = chosen.start, chosen.step, len(self.rows)
+            self.room = KVRoom(self.cache._storage.target, *place, torch.Tensor)
             self.keys, self.values = self.room.upto(length)
         else:
             self.keys, self.values = (as_states(side[chosen, :, :length], self.kind[3]) for side in sides)
@@ -159,6 +141,15 @@ class PagedLayer(host.DynamicLayer):
         else:
             self._choose(torch.arange(len(self.rows))[indices.to("cpu")].tolist())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedLayer:
+        """The same tokens in a cache of its own, so that a prompt may go on in several ways."""
+        other = memo[id(self)] = type(self)()
+        if self.cache is None:
+            other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        elif self.rows:
+            other.update(self.keys, self.values)
+        return other
+
     def _choose(self, chosen: list[int]) -> None:
         self._keep([self.rows[i].fork() for i in chosen])
         self._look()
@@ -185,7 +176,7 @@ class PagedCache(host.Cache):
 
 
 def takes(states: Any) -> bool:
-    return states.device.type == "cpu" and states.dtype in NAMES and not states.requires_grad and states.dim() == 4
+    return states.is_cpu and states.dtype in NAMES and not states.requires_grad and states.dim() == 4
 
 
 def by_token(states: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import lanewise.compat.transformers as compat
+from lanewise.compat import _transformers_cache
 
 IDS = torch.tensor([[5, 17, 80, 3, 9, 44, 21], [0, 0, 0, 7, 33, 60, 8], [90, 12, 5, 5, 71, 30, 2]])
 MASK = (IDS != 0).long()
@@ -18,6 +20,12 @@ HOW: list[dict[str, Any]] = [
     {"max_new_tokens": 300},  # the blocks grow
     {"max_new_tokens": 20, "num_beams": 4, "num_return_sequences": 3},
 ]
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that these few and small rows outgrow their blocks."""
+    monkeypatch.setattr(_transformers_cache, "MIN_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +130,25 @@ def test_all_may_be_cropped() -> None:
             step(cache)
         assert torch.equal(ours.layers[0].keys, theirs.layers[0].keys)
         assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def test_a_prompt_goes_on_in_several_ways() -> None:
+    """As transformers' guides have it: a copy of the cache for each."""
+    ours, theirs, wide = compat.PagedCache(), DynamicCache(), compat.PagedCache()
+    wide.update(*(each.double() for each in states(1, 5)), 0)  # no dtype of PagedKVCache: kept as DynamicCache keeps it
+    assert torch.equal(copy.deepcopy(wide).layers[0].keys, wide.layers[0].keys)
+    for cache in (ours, theirs):
+        cache.update(*states(1, 5), 0)
+    others = [
+        (copy.deepcopy(ours), copy.deepcopy(theirs)),
+        (copy.deepcopy(ours), copy.deepcopy(theirs)),
+        (ours, theirs),
+    ]
+    for seed, pair in enumerate(others):
+        for cache in pair:
+            cache.update(*states(seed, 2 + seed), 0)
+    for mine, its in others:
+        assert torch.equal(mine.layers[0].keys, its.layers[0].keys)
+        assert torch.equal(mine.layers[0].values, its.layers[0].values)
+    ours.crop(-8)
+    assert copy.deepcopy(ours).get_seq_length() == ours.get_seq_length() == 1
