@@ -293,6 +293,40 @@ def test_edits_act_in_the_order_of_the_list() -> None:
     assert followed([penalty, penalty, steps.LengthDecay(0, 2.0, 3)], row, [3], [1])[3] == 1
 
 
+def test_edits_without_a_state() -> None:
+    found = [steps.Penalties(1.2, 0.3, 0.1), steps.DRY(0.8, allowed_length=1), steps.NoRepeatNgram(2)]
+    rows = np.stack([row_of(i) for i in range(len(TEXTS))])
+    prompts, outputs = [list(part) for part in zip(*TEXTS, strict=True)]
+    wanted = np.stack([followed(found, row, *text) for row, text in zip(rows, TEXTS, strict=True)])
+    mine = lanewise.apply_steps(rows, found, prompt_ids=prompts, output_ids=outputs)
+    assert mine.tobytes() == wanted.tobytes()
+    wide = np.zeros((2 * len(rows), 2 * VOCAB), np.float32)
+    for out in (rows.copy(), wide[::2, :VOCAB], wide[::-2, ::-2]):
+        out[...] = rows
+        assert lanewise.apply_steps(out, found, prompt_ids=prompts, output_ids=outputs, out=out) is out
+        assert np.array_equal(out, wanted)
+    padded = np.concatenate([rows, rows[:1]])
+    over = padded[1:]
+    lanewise.apply_steps(padded[:-1], found, prompt_ids=prompts, output_ids=outputs, out=over)
+    assert np.array_equal(over, wanted)
+    out = np.empty_like(rows)
+    lanewise.apply_steps(rows.astype(np.float16), found, prompt_ids=prompts, output_ids=outputs, out=out)
+    half = rows.astype(np.float16).astype(np.float32)
+    assert np.array_equal(out, lanewise.apply_steps(half, found, prompt_ids=prompts, output_ids=outputs))
+    forced = lanewise.apply_steps(rows[0], [steps.ForcedIds({0: 3})])
+    assert forced[3] == 0 and (np.delete(forced, 3) == -INF).all()
+    assert np.array_equal(lanewise.apply_steps(rows[0], []), rows[0])
+    for wrong, match in [
+        (lambda: lanewise.apply_steps(rows, [steps.TopK(3), steps.Temperature()]), "got TopK, Temperature"),
+        (lambda: lanewise.apply_steps(rows, [steps.Suppress(VOCAB)]), "names the id 40"),
+        (lambda: lanewise.apply_steps(rows[0], found, output_ids=[VOCAB]), "not an id in 0..39"),
+        (lambda: lanewise.apply_steps(rows, found, output_ids=[[1]]), "one list a row"),
+        (lambda: lanewise.apply_steps(rows, found, out=rows[0]), "out must have shape"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            wrong()
+
+
 # ---- whole rows ----
 
 
