@@ -604,7 +604,7 @@ SELDOM void update_state(const struct course *w, const struct lesson *l, size_t 
     state[0] -= l->number[1] * (surprise - l->number[0]);
   } else if (l->step == CHAIN_ADAPTIVE_P) {
     size_t i = 0;
-    while (w->listed && l->list.id[i] != token) {
+    while (w->listed && i + 1 < l->list.count && l->list.id[i] != token) {
       i++;
     }
     float before = w->listed ? l->list.value[i] : judged_logit(&l->before, token), e[LANES];
@@ -731,6 +731,9 @@ SELDOM int list_whole(struct course *w, const struct sample_args *edits, int64_t
 static struct winner draw_listed(struct course *w) {
   const struct candidates *c = &w->c;
   const struct list *l = &c->list;
+  if (!l->count) { /* the row changed meanwhile */
+    return (struct winner){-INFINITY, 0.0, w->n, -INFINITY};
+  }
   if (l->count <= FEW) {
     return l->count > 1 ? best_of_few(l->value, l->id, l->count, c->temperature, w->key)
                         : (struct winner){0.0, 0.0, l->id[0], l->value[0]};
