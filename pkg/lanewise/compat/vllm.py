@@ -208,7 +208,7 @@ class SeededDraw(_processors.AdapterLogitsProcessor):  # type: ignore[name-defin
         return leave_the_drawn
 
 
-class EditSteps(_processors.AdapterLogitsProcessor):  # type: ignore[name-defined,misc]
+class EditSteps(_processors.AdapterLogitsProcessor):  # type: ignore[name-defined]
     """Edits that vLLM lacks, DRY say: SamplingParams(extra_args={"lanewise_steps": [["DRY", {"multiplier": 0.8}]]}).
 
     The steps of lanewise.steps by name, with their fields, those that edit single logits. They come before vLLM's
