@@ -39,7 +39,7 @@ def extension(name):
         depends=glob.glob("csrc/**/*.*" if sources else "csrc/*.*", recursive=True),  # wrappers include no kernel
         include_dirs=["csrc", numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        extra_compile_args=COMPILE_ARGS if sources else COMPILE_ARGS + WRAPPER_ARGS,
+        extra_compile_args=COMPILE_ARGS if name in ("_ops", "pool") else COMPILE_ARGS + WRAPPER_ARGS,
         extra_link_args=LINK_ARGS,
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 import pickle
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import lanewise
 from lanewise import InvalidLogitsError, Sampler, SamplingParams, reference, steps
-from lanewise._plan import groups, program_of
+from lanewise._plan import groups, program_of, unpacked
 from lanewise._program import Program
 
 INF = np.inf
@@ -291,6 +293,40 @@ def test_edits_act_in_the_order_of_the_list() -> None:
     assert followed([penalty, penalty, steps.LengthDecay(0, 2.0, 3)], row, [3], [1])[3] == 1
 
 
+def test_edits_without_a_state() -> None:
+    found = [steps.Penalties(1.2, 0.3, 0.1), steps.DRY(0.8, allowed_length=1), steps.NoRepeatNgram(2)]
+    rows = np.stack([row_of(i) for i in range(len(TEXTS))])
+    prompts, outputs = [list(part) for part in zip(*TEXTS, strict=True)]
+    wanted = np.stack([followed(found, row, *text) for row, text in zip(rows, TEXTS, strict=True)])
+    mine = lanewise.apply_steps(rows, found, prompt_ids=prompts, output_ids=outputs)
+    assert mine.tobytes() == wanted.tobytes()
+    wide = np.zeros((2 * len(rows), 2 * VOCAB), np.float32)
+    for out in (rows.copy(), wide[::2, :VOCAB], wide[::-2, ::-2]):
+        out[...] = rows
+        assert lanewise.apply_steps(out, found, prompt_ids=prompts, output_ids=outputs, out=out) is out
+        assert np.array_equal(out, wanted)
+    padded = np.concatenate([rows, rows[:1]])
+    over = padded[1:]
+    lanewise.apply_steps(padded[:-1], found, prompt_ids=prompts, output_ids=outputs, out=over)
+    assert np.array_equal(over, wanted)
+    out = np.empty_like(rows)
+    lanewise.apply_steps(rows.astype(np.float16), found, prompt_ids=prompts, output_ids=outputs, out=out)
+    half = rows.astype(np.float16).astype(np.float32)
+    assert np.array_equal(out, lanewise.apply_steps(half, found, prompt_ids=prompts, output_ids=outputs))
+    forced = lanewise.apply_steps(rows[0], [steps.ForcedIds({0: 3})])
+    assert forced[3] == 0 and (np.delete(forced, 3) == -INF).all()
+    assert np.array_equal(lanewise.apply_steps(rows[0], []), rows[0])
+    for wrong, match in [
+        (lambda: lanewise.apply_steps(rows, [steps.TopK(3), steps.Temperature()]), "got TopK, Temperature"),
+        (lambda: lanewise.apply_steps(rows, [steps.Suppress(VOCAB)]), "names the id 40"),
+        (lambda: lanewise.apply_steps(rows[0], found, output_ids=[VOCAB]), "not an id in 0..39"),
+        (lambda: lanewise.apply_steps(rows, found, output_ids=[[1]]), "one list a row"),
+        (lambda: lanewise.apply_steps(rows, found, out=rows[0]), "out must have shape"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            wrong()
+
+
 # ---- whole rows ----
 
 
@@ -541,6 +577,24 @@ def test_rows_do_not_touch_one_another(isa: str) -> None:
     part = [7, 2, len(plans) - 1]
     logits = np.stack([row_of(i) for i in part])
     assert together(logits, part).tolist() == [alone[i](row_of(i)) for i in part]
+
+
+def test_threads_change_nothing() -> None:
+    rng = np.random.default_rng(0)
+    plans = (PLANS + STATEFUL) * 2
+    logits = (3 * rng.standard_normal((len(plans), 20_000))).astype(np.float32)
+    found = []
+    before = lanewise.get_num_threads()
+    for threads in (1, 2, 3):
+        lanewise.set_num_threads(threads)
+        try:
+            sampler = Sampler((), seed=9)
+            for i, plan in enumerate(plans):
+                sampler.add(i, text_of(i, 5 + i), steps=plan)
+            found.append([sampler(np.roll(logits, step, 1)).tolist() for step in range(2)])
+        finally:
+            lanewise.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
 
 
 def test_errors_name_the_sequence_and_change_nothing() -> None:
@@ -863,6 +917,29 @@ def test_pickles_and_state_dicts() -> None:
             assert [other.state(i) for i in other.ids] == [sampler.state(i) for i in sampler.ids]
     with pytest.raises(ValueError, match="state_dict"):
         sampler.load_state_dict({})
+
+
+# ---- golden tokens ----
+
+GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_sampler.json").read_text())
+
+
+def golden_tokens(plan: Sequence[steps.Step]) -> list[list[int]]:
+    """Four calls on three rows of exact numbers, as in test_sample.py."""
+    i = np.arange(150000, dtype=np.uint64)
+    rows = ((i * np.uint64(2654435761) % np.uint64(2**32)) / 2**28 - 8).astype(np.float32).reshape(3, -1)
+    rows[:, :16] += np.float32(9)  # so that texts repeat
+    sampler = Sampler(plan, seed=11)
+    for key in range(3):
+        sampler.add(key, [1, 2, 3, 1, 2, 3, 7, 7, key], key=key)
+    return [sampler(np.roll(rows, step, 0)).tolist() for step in range(4)]
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: ", ".join(name for name, _ in case["steps"]))
+def test_tokens_are_what_they_were(case: dict[str, Any], isa: str) -> None:
+    """The file is the algorithm, version 1: to change a token in it is a major version."""
+    assert GOLDEN["version"] == 1
+    assert golden_tokens(unpacked(case["steps"])) == case["tokens"]
 
 
 # ---- rows by vLLM's rules ----

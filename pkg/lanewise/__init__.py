@@ -34,7 +34,7 @@ from .moves import (
 from .offload import HostOffload, Transfer
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
-from .sampler import Sampler
+from .sampler import Sampler, apply_steps
 from .sampling import Support, argmax, sample, top_k
 from .saving import Saving
 from .scoring import Logprobs, logprobs
@@ -72,6 +72,7 @@ __all__ = [
     "append_kv",
     "apply_bias",
     "apply_penalties",
+    "apply_steps",
     "apply_token_bitmask",
     "argmax",
     "attention_step",

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-from ._types import Array, Int, Mask, OnInvalid, TokenIds, Tokens
+from ._types import Array, Floats32, Ids, Int, Mask, OnInvalid, TokenIds, Tokens
 from .params import SamplingParams
 from .steps import Step
 
@@ -79,3 +79,12 @@ class Sampler:
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
+
+def apply_steps(
+    logits: Array,
+    steps: Iterable[Step],
+    *,
+    prompt_ids: Ids | None = None,
+    output_ids: Ids | None = None,
+    out: Floats32 | None = None,
+) -> Floats32: ...

@@ -15,7 +15,7 @@ import os
 
 import numpy as np
 
-from lanewise._arguments cimport check_on_invalid, integer, mask_array
+from lanewise._arguments cimport check_on_invalid, integer, mask_array, ragged_ids
 from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t, whole
 from lanewise._ops cimport *
 from lanewise import _plan, _program, _whole, steps as _steps
@@ -970,6 +970,72 @@ cdef class Sampler:
 
 
 _ADDED = {"prompt_ids": (), "output_ids": (), "steps": None, "params": None, "seed": None, "key": None, "step": 0}
+
+
+# ---- edits without a state ----
+
+_EDITS_OF = {}  # of lists of steps, a while
+
+
+cdef _Edits edits_of(object steps):
+    found = _plan.checked(steps)
+    edits = _EDITS_OF.get(found)
+    if edits is None:
+        groups = _plan.groups(found)
+        if len(groups) > 1 or (groups and groups[0].kind != "edit"):
+            others = [type(step).__name__ for step in found if step._kind != "edit"]
+            raise ValueError(f"apply_steps takes edits of single logits, got {', '.join(others)}")
+        edits = _Edits(list(groups[0].steps) if groups else [])
+        if len(_EDITS_OF) >= 256:
+            _EDITS_OF.clear()
+        _EDITS_OF[found] = edits
+    return edits
+
+
+def apply_steps(logits, steps, *, prompt_ids=None, output_ids=None, out=None):
+    """The rows as edits by their texts leave them, float32, (V,) or (B, V): of steps those that docs/samplers.md calls so.
+
+    prompt_ids, output_ids: a list of ids a row, or a 2-D array padded with -1. out: may be logits.
+    Raises ValueError, TypeError before anything is written.
+
+    >>> steps = [lanewise.steps.NoRepeatNgram(2), lanewise.steps.LogitBias({0: 1.5})]
+    >>> lanewise.apply_steps(np.float32([1, 2, 3]), steps, output_ids=[1, 2, 1]).tolist()
+    [2.5, 2.0, -inf]
+    """
+    cdef rows_t r
+    cdef touched found
+    cdef edit_row row
+    cdef int64_t i
+    cdef cnp.ndarray result, text
+    owner = logits_rows(logits, &r, "logits")
+    edits = edits_of(steps)
+    if edits.largest >= r.cols:
+        raise ValueError(f"a step names the id {edits.largest}, but logits are of {r.cols} ids")
+    given = [(np.empty(0, np.int64), np.zeros(r.rows + 1, np.int64)) if ids is None else ragged_ids(ids, name, &r)
+             for ids, name in ((prompt_ids, "prompt_ids"), (output_ids, "output_ids"))]
+    if out is not None:
+        check_out(out, owner.shape, cnp.NPY_FLOAT32, "out")
+    result = out if out is logits else scale(owner, 1.0)  # out may overlap the logits, which are still read
+    memset(&found, 0, sizeof(found))
+    try:
+        for i in range(r.rows):
+            parts = [ids[offsets_[i]:offsets_[i + 1]] for ids, offsets_ in given]
+            text = np.concatenate(parts)
+            row.x, row.dtype, row.cols = <char *>r.ptr + i * r.stride, r.dtype, r.cols
+            row.text, row.prompt = <const int64_t *>cnp.PyArray_DATA(text), len(parts[0])
+            row.length = cnp.PyArray_DIM(text, 0)
+            if edit_by_text(&found, edits.step, edits.count, &row, False) < 0:
+                raise MemoryError("no memory for edits")
+            to = result if r.single else result[i]
+            z = to if to.flags.c_contiguous and to.flags.aligned else np.ascontiguousarray(to)
+            touched_write(&found, <float *>cnp.PyArray_DATA(<cnp.ndarray>z), r.cols)
+            if z is not to:
+                to[...] = z
+    finally:
+        touched_free(&found)
+    if out is not None and out is not result:
+        out[...] = result
+    return result if out is None else out
 
 
 cdef object entropy():

@@ -45,6 +45,7 @@ _processors = _host_module("v1.sample.logits_processor", "AdapterLogitsProcessor
 _LogprobsTensors = _host_module("v1.outputs", "LogprobsTensors").LogprobsTensors
 
 __all__ = [
+    "EditSteps",
     "SeededDraw",
     "apply_penalties",
     "apply_top_k_top_p",
@@ -319,6 +320,44 @@ class SeededDraw(_processors.AdapterLogitsProcessor):  # type: ignore[name-defin
             return row
 
         return leave_the_drawn
+
+
+class EditSteps(_processors.AdapterLogitsProcessor):  # type: ignore[name-defined]
+    """Edits that vLLM lacks, DRY say: SamplingParams(extra_args={"lanewise_steps": [["DRY", {"multiplier": 0.8}]]}).
+
+    The steps of lanewise.steps by name, with their fields, those that edit single logits. They come before vLLM's
+    penalties. Use: `logits_processors=["lanewise.compat.vllm:EditSteps"]`.
+    """
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        _steps(sampling_params)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> Any:
+        found = _steps(params)
+        if not found:
+            return None
+
+        def edit(prompt_ids: list[int] | None, output_ids: list[int], row: Tensor) -> Tensor:
+            edited = lanewise.apply_steps(array(row), found, prompt_ids=prompt_ids or [], output_ids=output_ids)
+            return row.copy_(tensor(edited))
+
+        return edit
+
+
+def _steps(params: Any) -> tuple[Any, ...]:
+    told = (params.extra_args or {}).get("lanewise_steps", ())
+    try:
+        found = tuple(getattr(lanewise.steps, name)(**fields) for name, fields in told)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"lanewise_steps must be [name, fields] of lanewise.steps, got {told!r}: {error}") from None
+    for step in found:
+        if not isinstance(step, lanewise.steps.Step) or step._kind != "edit":
+            raise ValueError(f"lanewise_steps must edit single logits, got {step!r}")
+    return found
 
 
 # ---- the patch -----------------------------------------------------------------------------------------------------

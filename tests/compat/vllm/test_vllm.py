@@ -359,6 +359,36 @@ def test_seeded_draw_rejects_what_is_no_seed(seed):
     ours.SeededDraw.validate_params(SamplingParams())
 
 
+def test_edit_steps():
+    """DRY in vLLM's own sampler, for one request of a batch that moves."""
+    told = [["DRY", {"multiplier": 5.0, "allowed_length": 1}], ["NoRepeatNgram", {"n": 3}]]
+    found = [lanewise.steps.DRY(5.0, allowed_length=1), lanewise.steps.NoRepeatNgram(3)]
+    processor = ours.EditSteps(None, torch.device("cpu"), False)
+    prompt, output = [3, 4, 5, 3, 4], [3, 4]
+    params = SamplingParams(temperature=0.0, extra_args={"lanewise_steps": told})
+    added = [(0, SamplingParams(), [1], []), (1, params, prompt, output)]
+    processor.update_state(BatchUpdate(2, removed=[], added=added, moved=[]))
+    logits = logits_of(2)
+    wanted = lanewise.apply_steps(logits[1].numpy(), found, prompt_ids=prompt, output_ids=output)
+    edited = processor.apply(logits.clone())
+    assert torch.equal(edited[0], logits[0]) and edited[1].numpy().tobytes() == wanted.tobytes()
+    assert edited[1, 5] == -torch.inf and edited[1, 3] < logits[1, 3]
+    processor.update_state(BatchUpdate(2, removed=[], added=[], moved=[(0, 1, MoveDirectionality.SWAP)]))
+    output.append(5)
+    wanted = lanewise.apply_steps(logits[0].numpy(), found, prompt_ids=prompt, output_ids=output)
+    assert processor.apply(logits.clone())[0].numpy().tobytes() == wanted.tobytes()
+    assert not processor.is_argmax_invariant()
+
+
+@pytest.mark.parametrize(
+    "told", [[["Nothing", {}]], [["TopK", {"k": 3}]], [["DRY", {}]], [["DRY", {"multiplier": -1}]], 3]
+)
+def test_edit_steps_reject_what_are_none(told):
+    with pytest.raises(ValueError):
+        ours.EditSteps.validate_params(SamplingParams(extra_args={"lanewise_steps": told}))
+    ours.EditSteps.validate_params(SamplingParams())
+
+
 # ---- the patch ----
 
 
