@@ -50,6 +50,7 @@
 #if defined LANEWISE_AVX512 || defined LANEWISE_AVX2 || defined LANEWISE_NEON
 #define INLINE static inline __attribute__((always_inline))
 #else /* calls cost portable C nothing beside its words, and always inlined it is three times the code */
+#define LANEWISE_SCALAR
 #define INLINE static inline
 #endif
 

@@ -162,7 +162,8 @@ WHOLE_ROW struct sums exact_sums(const struct course *w) {
     settle_tally(&mass, adds);
     settle_tally(&sum, adds);
   }
-  return (struct sums){mass.total, mass.total, (double)sum.total / (double)mass.total, 0.0};
+  uint64_t total = tally_total(&mass);
+  return (struct sums){total, total, (double)tally_total(&sum) / (double)total, 0.0};
 }
 
 INLINE struct sums close_sums_as(const struct course *w, int with_mean) {

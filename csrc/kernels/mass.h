@@ -56,9 +56,20 @@ static double least_mass(const struct judged *j, struct prefix p, float inverse)
   return total;
 }
 
-/* A sum of weights, to the bit what w_add makes, in fewer instructions: a weight is 2^23 times a whole number and a
-   rest, both small enough to add up many in 32 bits. Between settlings no more than TALLY adds. */
+/* A sum of weights, to the bit what w_add makes, in fewer instructions where floats come in vectors: a weight is 2^23
+   times a whole number and a rest, both small enough to add up many in 32 bits. Between settlings no more than TALLY
+   adds. */
 enum { TALLY = 256 };
+#ifdef LANEWISE_SCALAR
+struct tally {
+  vw sum;
+};
+
+INLINE struct tally no_tally(void) { return (struct tally){w_zero()}; }
+INLINE void tally(struct tally *t, vf e) { t->sum = w_add(t->sum, e); }
+INLINE void settle_tally(struct tally *t, uint32_t adds) { (void)t, (void)adds; }
+INLINE uint64_t tally_total(const struct tally *t) { return w_total(t->sum); }
+#else
 struct tally {
   vu high, low;
   uint64_t total;
@@ -84,6 +95,8 @@ INLINE void settle_tally(struct tally *t, uint32_t adds) {
   settle_lanes(&t->total, high, low, adds);
   t->high = t->low = u_set1(0);
 }
+INLINE uint64_t tally_total(const struct tally *t) { return t->total; }
+#endif
 
 static uint64_t exact_mass(const struct judged *j, struct prefix p, float inverse) {
   struct tally mass = no_tally();
@@ -102,7 +115,7 @@ static uint64_t exact_mass(const struct judged *j, struct prefix p, float invers
     }
     settle_tally(&mass, adds);
   }
-  return mass.total;
+  return tally_total(&mass);
 }
 
 static size_t count_in(const struct judged *j, struct prefix p) {

@@ -107,17 +107,22 @@ static void guess_bounds(const float *x, size_t n, struct measure m, double top_
 INLINE void split_mass_as(struct search *s, const float *x, size_t n, struct measure m, float low, float high,
                           int of_logits) {
   const vf bottom = v_set1(low), top = v_set1(high);
-  vw total = w_zero(), above = w_zero();
+  struct tally total = no_tally(), above = no_tally();
   s->count = 0;
-  for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY), term = term_of(v, m, of_logits);
-    vm over = v_ge(v, top);
-    total = w_add(total, term);
-    above = w_add(above, v_keep(over, term));
-    s->count += v_compress(s->left + s->count, v, m_and(v_ge(v, bottom), v_gt(top, v)));
+  for (size_t i = 0; i < n;) {
+    uint32_t adds = 0;
+    for (size_t end = min_size(i + TALLY * LANES, n); i < end; i += LANES, adds++) {
+      vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY), term = term_of(v, m, of_logits);
+      vm over = v_ge(v, top);
+      tally(&total, term);
+      tally(&above, v_keep(over, term));
+      s->count += v_compress(s->left + s->count, v, m_and(v_ge(v, bottom), v_gt(top, v)));
+    }
+    settle_tally(&total, adds);
+    settle_tally(&above, adds);
   }
-  s->total = w_total(total);
-  s->above = w_total(above);
+  s->total = tally_total(&total);
+  s->above = tally_total(&above);
 }
 static void split_mass(struct search *s, const float *x, size_t n, struct measure m, float low, float high) {
   if (m.inverse > 0.0f) {

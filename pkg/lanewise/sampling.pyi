@@ -8,7 +8,8 @@ from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Pre
 from lanewise.params import SamplingParams
 from lanewise.stream import Stream
 
-__test__: dict[str, str]  # added by Cython
+__pyx_capi__: dict[str, object]  # added by Cython, and so is __test__
+__test__: dict[str, str]
 PRESETS: dict[str, tuple[str, ...]]
 PARAMETERS: tuple[str, ...]
 
