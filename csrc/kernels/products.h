@@ -4,9 +4,8 @@
    many rows or keys share a pass. Up to four rows share what is loaded of a key or a value. Rows are whole vectors. */
 
 enum { FOUR = 4, SOME_KEYS = LANES };
-enum {
-  SCORES_ROW = ATTEND_CHUNK + LANES
-}; /* floats: were it a power of two, rows would push each other out of the cache */
+/* Floats from a row of scores to the next: a power of two, and they would push each other out of the cache. */
+enum { SCORES_ROW = ATTEND_CHUNK + LANES };
 
 typedef const char *bytes;
 
@@ -34,8 +33,7 @@ INLINE vf load_any(bytes p, size_t d, int dtype) {
    as long). A line at a time, between the products: many at once would wait for one another. */
 enum { KEYS_AHEAD = 32 };
 
-/* Dot products of `rows` rows of q with 2 * pairs keys: t[key][row of four]. Asks for the rows `ahead`, if there are.
- */
+/* Dot products of `rows` rows of q with 2 * pairs keys: t[key][row of four]. Asks for the keys `ahead`, if any. */
 INLINE void some_dots(float *t, const bytes *keys, const bytes *ahead, const float *q, size_t dim, int dtype, int rows,
                       int pairs) {
   const size_t size = (size_t)size_of_element(dtype);
