@@ -398,6 +398,14 @@ cdef class Sampler:
             raise KeyError(f"no sequence {id_!r}")
         return found
 
+    # By identity: list.remove compares, which takes twenty times as long.
+    cdef Py_ssize_t row_of(self, _Sequence s) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.order)):
+            if self.order[i] is s:
+                return i
+        raise KeyError(f"no sequence {s.id!r}")
+
     cdef int refuse_known(self, object id_) except -1:
         if id_ in self.sequences:
             raise ValueError(f"there is a sequence {id_!r} already")
@@ -449,7 +457,7 @@ cdef class Sampler:
         """Forgets a sequence; the rows behind it move up."""
         self.enter()
         try:
-            self.order.remove(self.known(id))
+            del self.order[self.row_of(self.known(id))]
             del self.sequences[id]
         finally:
             self.leave()
