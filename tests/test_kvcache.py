@@ -111,6 +111,8 @@ TOKENS = st.lists(st.integers(0, 2), max_size=11)
 class Machine(RuleBasedStateMachine):
     """A cache, a second one of another kind, and the sequences in both with their models."""
 
+    operations = 0  # of all examples
+
     @initialize(kind=st.sampled_from(KINDS), block_size=st.integers(1, 5), num_blocks=st.integers(1, 14))
     def begin(self, kind: tuple[Any, str, str], block_size: int, num_blocks: int) -> None:
         dtype, layout, order = kind
@@ -255,6 +257,7 @@ class Machine(RuleBasedStateMachine):
     def all_is_there(self) -> None:
         if not hasattr(self, "cache"):
             return
+        Machine.operations += 1
         for under_way in self.savings:
             under_way.result()
         self.savings.clear()
@@ -281,7 +284,9 @@ def test_cache_beside_its_model() -> None:
 
 @pytest.mark.slow
 def test_cache_beside_its_model_for_long() -> None:
-    run_machine(1000, 100)
+    before = Machine.operations
+    run_machine(1300, 100)
+    assert Machine.operations - before >= 100_000
 
 
 # ---- one thing at a time ----

@@ -57,6 +57,8 @@ MOST_PINNED = 3
 class Machine(RuleBasedStateMachine):
     """Sequences live and die over one pool and cache. A block's contents are all tokens up to its end, and the keys."""
 
+    operations = 0  # of all examples
+
     @initialize(bits=st.sampled_from([0, 1, 63]), null_block=st.booleans())
     def begin(self, bits: int, null_block: bool) -> None:
         self.null = null_block
@@ -203,6 +205,7 @@ class Machine(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         if not hasattr(self, "pool"):
             return
+        Machine.operations += 1
         self.cache.check()
         self.pool.check()
         assert sum(counts(self.pool)) == BLOCKS
@@ -239,7 +242,12 @@ class TestPoolShort(Machine.TestCase):
 @pytest.mark.slow
 @pytest.mark.native
 class TestPoolLong(Machine.TestCase):
-    settings = profile(1000, 100)
+    settings = profile(1300, 100)
+
+    def runTest(self) -> None:
+        before = Machine.operations
+        super().runTest()
+        assert Machine.operations - before >= 100_000
 
 
 # ---- the faults of others ----

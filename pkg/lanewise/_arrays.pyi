@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import disjoint_base
 
 __pyx_capi__: dict[str, object]  # added by Cython, and so is __test__
 __test__: dict[str, str]
@@ -10,6 +11,7 @@ BFLOAT16: np.dtype[np.void]
 def as_array(x: object, name: str) -> NDArray[Any]: ...
 def in_place(x: object, name: str) -> Any: ...
 
+@disjoint_base
 class Lender:
     def __init__(self, array: NDArray[Any], tensor: type) -> None: ...
     def upto(self, length: int) -> Any: ...

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 from numpy.typing import DTypeLike, NDArray
 
@@ -48,11 +48,13 @@ def relayout(
     dst_scales: Array | Sequence[Array] | tuple[Any, Any] | None = None,
 ) -> None: ...
 
+@final
 class KVTarget:
     def __init__(self, keys: NDArray[Any], values: NDArray[Any]) -> None: ...
     def write(self, k: Array, v: Array, slots: Ints, layer: int = -1) -> bool: ...
     def write_states(self, k: Array, v: Array, first: int, step: int, start: int) -> bool: ...
 
+@final
 class KVRoom:
     def __init__(self, target: KVTarget, first: int, step: int, rows: int, tensor: type) -> None: ...
     def extend(self, k: Array, v: Array, length: int) -> tuple[Any, Any] | None: ...
