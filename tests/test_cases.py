@@ -18,7 +18,9 @@ from guarded import Guarded
 ISAS = _dispatch.runnable()
 FEW = (1, 17, 64, 1000, 4099, 40001)
 BY_NAME = {case.name: case for case in CASES}
-SMALL = {case.name for case in ATTENTION + KV + TRANSFER}  # their rows are short, however many
+# At the largest size these are slow: their rows are short, however many; or they read a long one as sample does.
+SMALL = {case.name for case in ATTENTION + KV + TRANSFER}
+AS_SAMPLE = {"verify", "sample_n", "chain", "beam_step", "verify_draft", "top_k_renorm", "top_p_renorm"}
 
 
 @functools.lru_cache(maxsize=1)  # the next test is of the same
@@ -58,13 +60,16 @@ def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: A
 
 
 def parameters(
-    names: Iterable[str] = BY_NAME, halves: Collection[int] = FEW, native: Collection[int] = ()
+    names: Iterable[str] = BY_NAME,
+    halves: Collection[int] = FEW,
+    native: Collection[int] = (),
+    slow_sizes: Collection[int] = (),
 ) -> list[Any]:
     """Cases at every size and dtype; float16 and bfloat16 are slow beside some sizes, since test_replay.py compares the
     bits at all up to 1000 on every ISA."""
 
     def marks(name: str, n: int, dtype: str) -> list[pytest.MarkDecorator]:
-        slow = (dtype != "f32" and n not in halves) or (n == SIZES[-1] and name in SMALL)
+        slow = (dtype != "f32" and n not in halves) or (n == SIZES[-1] and name in SMALL | AS_SAMPLE) or n in slow_sizes
         return [pytest.mark.slow] * slow + [pytest.mark.native] * (n in native)
 
     return [
@@ -80,7 +85,13 @@ def last_alone(n: int, dtype: str) -> bool:
     return n == SIZES[-1] or (n > 5000 and dtype != "f32")
 
 
-@pytest.mark.parametrize(("case", "n", "dtype"), parameters(halves=(17, 1000, 40001), native={*SIZES} - {*FEW}))
+BESIDE_BOUNDARIES = (15, 16, 31, 32, 63, 127)  # where ISAs differ, if they do: the reference has 17, 33, 64 and 65
+
+
+@pytest.mark.parametrize(
+    ("case", "n", "dtype"),
+    parameters(halves=(17, 1000, 40001), native={*SIZES} - {*FEW}, slow_sizes=BESIDE_BOUNDARIES),
+)
 def test_scalar_agrees_with_the_reference(case: Case, n: int, dtype: str) -> None:
     assert_agrees(case, n, dtype, slice(-1 if last_alone(n, dtype) else None, None))
 
