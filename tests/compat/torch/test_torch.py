@@ -122,7 +122,7 @@ def test_nothing_public_is_missing() -> None:
         *("BeamMove", "BeamSearch", "BeamStep", "Hypothesis", "Verified"),
         *("BlockError", "BlockPool", "DamagedSaveError", "OutOfBlocksError", "PagedKVCache", "PrefixCache", "Saving"),
         *("Sequence", "get_stream_threshold", "prefix_cut", "set_stream_threshold", "softmax_stats"),
-        *("HostOffload", "Transfer", "Sampler", "chain", "steps"),
+        *("HostOffload", "Transfer", "Sampler", "apply_steps", "steps"),
     }
 
 
