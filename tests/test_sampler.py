@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lanewise
-from lanewise import InvalidLogitsError, Sampler, SamplingParams, reference, steps
+from lanewise import InvalidLogitsError, Sampler, SamplingParams, _ops, reference, steps
 from lanewise._plan import groups, program_of, unpacked
 from lanewise._program import Program
 
@@ -919,6 +919,57 @@ def test_pickles_and_state_dicts() -> None:
         sampler.load_state_dict({})
 
 
+@pytest.mark.parametrize(
+    ("of_sampler", "of_sequence", "match"),
+    [
+        ({"serial": -1}, {}, "serial must be in"),
+        ({"preset": "none"}, {}, "preset must be one of"),
+        ({"steps": [("math", {})]}, {}, "no step is called 'math'"),
+        ({"version": 2}, {}, "this version"),
+        ({}, {"forks": -1}, "forks must be in"),
+        ({}, {"states": np.float64([[np.nan, 0]])}, "'a': states must be finite, got nan"),
+        ({}, {"states": np.zeros((2, 2))}, "states have shape"),
+        ({"sequences": [{"id": "a"}]}, {}, "'steps' is missing"),
+    ],
+)
+def test_a_state_that_is_refused_changes_nothing(
+    of_sampler: dict[str, Any], of_sequence: dict[str, Any], match: str
+) -> None:
+    saved = Sampler([steps.MirostatV2()], seed=1)
+    saved.add("a")
+    state = saved.state_dict()
+    state["sequences"][0].update(of_sequence)
+    sampler = Sampler([steps.TopK(1)], seed=2)
+    sampler.add("b")
+    before = pickle.dumps(sampler)
+    with pytest.raises(ValueError, match=match):
+        sampler.load_state_dict(state | of_sampler)
+    assert pickle.dumps(sampler) == before
+
+
+def test_steps_of_other_classes_are_refused() -> None:
+    class Mine(steps.TopK):
+        pass
+
+    for step in (Mine(2), steps.Step(), steps._Row()):
+        with pytest.raises(TypeError, match=r"steps\[1\] must be one of lanewise.steps"):
+            Sampler([steps.TopK(1), step])
+
+
+def test_what_is_masked_may_overflow(isa: str) -> None:
+    """An edited logit of +inf that the mask forbids: on the exact way too."""
+    plan = [steps.LengthDecay(0, 1e300, [1]), steps.TopK(2)]
+    logits, mask = np.float32([1, 2, 3]), np.bool_([True, False, True])
+    for exact in (False, True):
+        sampler = Sampler(plan, seed=1)
+        sampler.add("a", output_ids=[0])
+        _ops.set_force_exact(exact)
+        try:
+            assert sampler(logits, mask=mask) in (0, 2)
+        finally:
+            _ops.set_force_exact(False)
+
+
 # ---- golden tokens ----
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_sampler.json").read_text())
@@ -951,7 +1002,7 @@ def test_rows_move_with_their_steps() -> None:
         sampler.add(i, steps=[steps.Suppress([i]), steps.Temperature(0.5 + i)])
     sampler.update_rows(removed=[1, 3], added=[(1, "x", {"steps": [steps.Suppress([30])]})], moved=[(4, 3, "move")])
     assert sampler.ids == [0, "x", 2, 4]
-    sampler.update_rows(moved=[(0, 3, "swap")])
+    sampler.update_rows(moved=[(0, 3, "swap"), (1, 1, "swap")])
     assert sampler.ids == [4, "x", 2, 0] and sampler.steps_of(4)[0] == steps.Suppress([4])
     sampler.update_rows(added=[(4, "end", {}), (0, "instead", {"prompt_ids": [3]})])
     assert sampler.ids == ["instead", "x", 2, 0, "end"] and 4 not in sampler
