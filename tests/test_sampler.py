@@ -947,6 +947,25 @@ def test_a_state_that_is_refused_changes_nothing(
     assert pickle.dumps(sampler) == before
 
 
+@pytest.mark.parametrize(
+    ("step", "guides", "match"),
+    [
+        (steps.Infill([0], ["a"]), None, "pieces has 1 texts, but id 2 is left"),
+        (steps.Infill([3]), None, r"eog_ids\[0\] is 3, but logits are of 3 ids"),
+        (steps.Watermark(greens=lambda ids: [1, 3]), None, "greens gave 3, not an id in 0..2"),
+        (steps.Watermark(greens=lambda ids: -1), None, "greens gave -1, not an id in 0..2"),
+        (steps.Guidance(2.0), 5.0, r"guides\[0\] must have shape \(3,\), got \(\)"),
+        (steps.Guidance(2.0), [["a", "b", "c"]], r"guides\[0\] must be float32, float16, bfloat16 or float64, got <U1"),
+    ],
+)
+def test_what_a_step_for_the_whole_row_cannot_use_is_said(step: steps.Step, guides: Any, match: str) -> None:
+    sampler = Sampler([step], seed=1)
+    sampler.add("a", [1])
+    with pytest.raises((ValueError, TypeError), match=match):
+        sampler(np.float32([1, 2, 3]), guides=guides)
+    assert len(sampler.output("a")) == 0
+
+
 def test_steps_of_other_classes_are_refused() -> None:
     class Mine(steps.TopK):
         pass

@@ -15,7 +15,7 @@ import os
 import numpy as np
 
 from lanewise._arguments cimport check_on_invalid, integer, mask_array, ragged_ids
-from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t, whole
+from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, rows_t, whole
 from lanewise._ops cimport *
 from lanewise import _plan, _program, _whole, steps as _steps
 from lanewise._program import Program
@@ -728,7 +728,7 @@ cdef class Sampler:
         found = [None] * len(order)
         if guides is not None and (r.single or not isinstance(guides, (list, tuple))):
             guides = as_array(guides, "guides")
-            guides = [guides] if guides.ndim == 1 else guides
+            guides = guides[None] if guides.ndim < 2 else guides
         if guides is not None and len(guides) != len(order):
             raise ValueError(f"guides must have one row a sequence: {len(order)} sequences, got {len(guides)}")
         for i, s in enumerate(order):
@@ -737,6 +737,8 @@ cdef class Sampler:
             if guides is None or guides[i] is None:
                 raise ValueError(f"sequence {s.id!r} has a step that needs guides[{i}]")
             row = as_array(guides[i], f"guides[{i}]")
+            if row.dtype.kind != "f" and not is_bfloat16(row.dtype):
+                raise TypeError(f"guides[{i}] must be float32, float16, bfloat16 or float64, got {row.dtype}")
             if row.ndim != 1 or row.shape[0] < r.cols:
                 raise ValueError(f"guides[{i}] must have shape ({r.cols},), got {row.shape}")
             found[i] = scale(row[:r.cols], 1.0)
