@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import math
@@ -927,7 +928,7 @@ def test_pickles_and_state_dicts() -> None:
         ({"steps": [("math", {})]}, {}, "no step is called 'math'"),
         ({"version": 2}, {}, "this version"),
         ({}, {"forks": -1}, "forks must be in"),
-        ({}, {"states": np.float64([[np.nan, 0]])}, "'a': states must be finite, got nan"),
+        ({}, {"states": np.float64([[np.nan, 0]])}, "'a': states must be numbers, got nan"),
         ({}, {"states": np.zeros((2, 2))}, "states have shape"),
         ({"sequences": [{"id": "a"}]}, {}, "'steps' is missing"),
     ],
@@ -964,6 +965,26 @@ def test_what_a_step_for_the_whole_row_cannot_use_is_said(step: steps.Step, guid
     with pytest.raises((ValueError, TypeError), match=match):
         sampler(np.float32([1, 2, 3]), guides=guides)
     assert len(sampler.output("a")) == 0
+
+
+def test_a_sampler_whose_state_is_infinite_pickles() -> None:
+    sampler = Sampler([steps.AdaptiveP(-math.inf)], seed=1)
+    sampler.add("a")
+    assert pickle.loads(pickle.dumps(sampler)).state("a") == sampler.state("a")
+
+
+@pytest.mark.parametrize("name", steps.PRESETS)
+def test_presets_name_what_is_no_number(name: str) -> None:
+    """A NaN too: as no comparison is true of it, its step would be left out in silence."""
+    make = steps.PRESETS[name]
+    numbers = [p.name for p in inspect.signature(make).parameters.values() if type(p.default) in (int, float)]
+    assert len(numbers) >= 8
+    for number in numbers:
+        for value in (None, "0.5", [], np.ones(2)):
+            with pytest.raises(TypeError, match=f"{make.__name__}: {number} must be a number, got"):
+                make(**{number: value})
+        with pytest.raises(ValueError, match=f"{make.__name__}: {number} must be a number, got nan"):
+            make(**{number: math.nan})
 
 
 def test_steps_of_other_classes_are_refused() -> None:

@@ -982,8 +982,8 @@ cdef class Sampler:
                 states = np.ascontiguousarray(saved["states"], np.float64)
                 if states.shape != (s.length - s.prompt + 1, STATE):
                     raise ValueError(f"sequence {s.id!r}: states have shape {states.shape}")
-                if not np.isfinite(states).all():
-                    raise ValueError(f"sequence {s.id!r}: states must be finite, got {states[~np.isfinite(states)][0]}")
+                if np.isnan(states).any():  # infinite they may be: of AdaptiveP(-inf), which is off
+                    raise ValueError(f"sequence {s.id!r}: states must be numbers, got nan")
                 memcpy(s.states, cnp.PyArray_DATA(states), cnp.PyArray_NBYTES(states))
         new.preset, new.serial = preset, integer(serial, "serial", 0, UINT64_MAX)
         return new

@@ -6,11 +6,13 @@ docs/samplers.md has the formula of each.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias
 
 import numpy as np
 
@@ -745,6 +747,33 @@ def _some(*steps: tuple[bool, Callable[[], Step]]) -> tuple[Step, ...]:
     return tuple(make() for does, make in steps if does)
 
 
+_P = ParamSpec("_P")
+
+
+def _checked(make: Callable[_P, tuple[Step, ...]]) -> Callable[_P, tuple[Step, ...]]:
+    """With errors that name what is no number, before it is compared: a NaN would leave its step out."""
+    defaults = {name: told.default for name, told in inspect.signature(make).parameters.items()}
+    numbers = {name for name, default in defaults.items() if type(default) in (int, float)}
+
+    @functools.wraps(make)
+    def made(*args: _P.args, **told: _P.kwargs) -> tuple[Step, ...]:
+        for name, value in told.items():
+            if name not in numbers:
+                continue
+            try:
+                number = float(value + 0.0)  # type: ignore[operator]  # float() alone would read a str
+            except OverflowError:
+                continue
+            except (TypeError, ValueError):
+                raise TypeError(f"{make.__name__}: {name} must be a number, got {value!r}") from None
+            if math.isnan(number):
+                raise ValueError(f"{make.__name__}: {name} must be a number, got {value}")
+        return make(*args, **told)
+
+    return made
+
+
+@_checked
 def transformers(
     *,
     guidance_scale: float | None = None,
@@ -813,6 +842,7 @@ def transformers(
     return edits + tuple(user_steps) + shape + (() if watermark is None else (watermark,))
 
 
+@_checked
 def vllm(
     *,
     bad_words_token_ids: Any = None,
@@ -846,6 +876,7 @@ def vllm(
     )
 
 
+@_checked
 def llama_cpp(
     *,
     logit_bias: Any = None,
@@ -915,6 +946,7 @@ def llama_cpp(
     )
 
 
+@_checked
 def mlx_lm(
     *,
     logit_bias: Any = None,
