@@ -681,8 +681,13 @@ class Infill(_Row):
         if not self.eog_ids:
             raise ValueError("Infill: eog_ids must have at least one id")
         if self.pieces is not None:
-            pieces = tuple(one.encode() if isinstance(one, str) else bytes(one) for one in self.pieces)
-            object.__setattr__(self, "pieces", pieces)
+            pieces = (
+                () if isinstance(self.pieces, (str, bytes)) or not isinstance(self.pieces, Iterable) else self.pieces
+            )
+            found = tuple(one.encode() if isinstance(one, str) else one for one in pieces)
+            if not found or not all(isinstance(one, (bytes, bytearray)) for one in found):
+                raise TypeError(f"Infill: pieces must be a list of str or bytes, one an id, got {self.pieces!r:.80}")
+            object.__setattr__(self, "pieces", tuple(bytes(one) for one in found))
 
 
 @dataclass(frozen=True, slots=True)
