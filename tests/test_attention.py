@@ -289,6 +289,17 @@ def test_a_plan_serves_every_layer_and_thread() -> None:
     assert got == want
 
 
+def test_a_plan_is_made_once_and_whole() -> None:
+    """Nothing that kernels follow unseen is missing, or of another plan that was refused halfway."""
+    with pytest.raises(TypeError):
+        lanewise.AttentionPlan.__new__(lanewise.AttentionPlan)
+    cache = np.random.default_rng(1).normal(size=(4, 1, 4, 8)).astype(np.float32)
+    plan = lanewise.AttentionPlan([[3, 1, 2]], [12], num_heads=1, num_kv_heads=1, block_size=4)
+    wanted = plan.run(cache[:1, :, 0], cache, cache)
+    plan.__init__([[0]], [12], num_heads=1, num_kv_heads=1, block_size=4)
+    np.testing.assert_array_equal(plan.run(cache[:1, :, 0], cache, cache), wanted)
+
+
 def test_a_plan_keeps_what_was_checked() -> None:
     rng = np.random.default_rng(10)
     k, v = rng.standard_normal((2, 2, 2, 16, 8)).astype(np.float32)

@@ -149,6 +149,14 @@ def test_what_is_wrong_is_said() -> None:
     tier.check()
 
 
+def test_keys_may_come_from_a_generator_that_asks_the_tier() -> None:
+    tier = HostOffload(2, 8)
+    with tier.store(["a"]) as store:
+        store.write(np.arange(8, dtype=np.uint8))
+    assert tier.lookup(key for key in "ab" if tier.num_free) == 1
+    assert tier.discard(key for key in "ab" if tier.lookup([key])) == 1
+
+
 def test_over_a_buffer_of_the_user() -> None:
     memory = lanewise.PagedKVCache(1, 2, 1, 16).keys().base  # 64-byte aligned
     tier = HostOffload(2, 64, buffer=memory)

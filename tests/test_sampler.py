@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lanewise
-from lanewise import InvalidLogitsError, Sampler, SamplingParams, reference, steps
+from lanewise import InvalidLogitsError, Sampler, SamplingParams, _ops, reference, steps
 from lanewise._plan import groups, program_of, unpacked
 from lanewise._program import Program
 
@@ -869,6 +870,9 @@ def test_orders_of_projects() -> None:
         (lambda: steps.Watermark(greens=3), TypeError, "greens must be a function"),
         (lambda: steps.Custom(3), TypeError, "must be callable"),
         (lambda: steps.Infill([]), ValueError, "eog_ids"),
+        (lambda: steps.Infill([0], 3), TypeError, "Infill: pieces must be a list of str or bytes, one an id, got 3"),
+        (lambda: steps.Infill([0], "ab"), TypeError, "Infill: pieces must be a list"),
+        (lambda: steps.Infill([0], [1]), TypeError, "Infill: pieces must be a list"),
         (lambda: steps.LengthDecay(1, 0, 2), ValueError, "factor"),
         (lambda: steps.llama_cpp(mirostat=3), ValueError, "mirostat must be 0, 1 or 2"),
         (lambda: steps.llama_cpp(penalty_last_n=-2), ValueError, "penalty_last_n must be at least -1"),
@@ -919,6 +923,96 @@ def test_pickles_and_state_dicts() -> None:
         sampler.load_state_dict({})
 
 
+@pytest.mark.parametrize(
+    ("of_sampler", "of_sequence", "match"),
+    [
+        ({"serial": -1}, {}, "serial must be in"),
+        ({"preset": "none"}, {}, "preset must be one of"),
+        ({"steps": [("math", {})]}, {}, "no step is called 'math'"),
+        ({"version": 2}, {}, "this version"),
+        ({}, {"forks": -1}, "forks must be in"),
+        ({}, {"states": np.float64([[np.nan, 0]])}, "'a': states must be numbers, got nan"),
+        ({}, {"states": np.zeros((2, 2))}, "states have shape"),
+        ({"sequences": [{"id": "a"}]}, {}, "'steps' is missing"),
+    ],
+)
+def test_a_state_that_is_refused_changes_nothing(
+    of_sampler: dict[str, Any], of_sequence: dict[str, Any], match: str
+) -> None:
+    saved = Sampler([steps.MirostatV2()], seed=1)
+    saved.add("a")
+    state = saved.state_dict()
+    state["sequences"][0].update(of_sequence)
+    sampler = Sampler([steps.TopK(1)], seed=2)
+    sampler.add("b")
+    before = pickle.dumps(sampler)
+    with pytest.raises(ValueError, match=match):
+        sampler.load_state_dict(state | of_sampler)
+    assert pickle.dumps(sampler) == before
+
+
+@pytest.mark.parametrize(
+    ("step", "guides", "match"),
+    [
+        (steps.Infill([0], ["a"]), None, "pieces has 1 texts, but id 2 is left"),
+        (steps.Infill([3]), None, r"eog_ids\[0\] is 3, but logits are of 3 ids"),
+        (steps.Watermark(greens=lambda ids: [1, 3]), None, "greens gave 3, not an id in 0..2"),
+        (steps.Watermark(greens=lambda ids: -1), None, "greens gave -1, not an id in 0..2"),
+        (steps.Guidance(2.0), 5.0, r"guides\[0\] must have shape \(3,\), got \(\)"),
+        (steps.Guidance(2.0), [["a", "b", "c"]], r"guides\[0\] must be float32, float16, bfloat16 or float64, got <U1"),
+    ],
+)
+def test_what_a_step_for_the_whole_row_cannot_use_is_said(step: steps.Step, guides: Any, match: str) -> None:
+    sampler = Sampler([step], seed=1)
+    sampler.add("a", [1])
+    with pytest.raises((ValueError, TypeError), match=match):
+        sampler(np.float32([1, 2, 3]), guides=guides)
+    assert len(sampler.output("a")) == 0
+
+
+def test_a_sampler_whose_state_is_infinite_pickles() -> None:
+    sampler = Sampler([steps.AdaptiveP(-math.inf)], seed=1)
+    sampler.add("a")
+    assert pickle.loads(pickle.dumps(sampler)).state("a") == sampler.state("a")
+
+
+@pytest.mark.parametrize("name", steps.PRESETS)
+def test_presets_name_what_is_no_number(name: str) -> None:
+    """A NaN too: as no comparison is true of it, its step would be left out in silence."""
+    make = steps.PRESETS[name]
+    numbers = [p.name for p in inspect.signature(make).parameters.values() if type(p.default) in (int, float)]
+    assert len(numbers) >= 8
+    for number in numbers:
+        for value in (None, "0.5", [], np.ones(2)):
+            with pytest.raises(TypeError, match=f"{make.__name__}: {number} must be a number, got"):
+                make(**{number: value})
+        with pytest.raises(ValueError, match=f"{make.__name__}: {number} must be a number, got nan"):
+            make(**{number: math.nan})
+
+
+def test_steps_of_other_classes_are_refused() -> None:
+    class Mine(steps.TopK):
+        pass
+
+    for step in (Mine(2), steps.Step(), steps._Row()):
+        with pytest.raises(TypeError, match=r"steps\[1\] must be one of lanewise.steps"):
+            Sampler([steps.TopK(1), step])
+
+
+def test_what_is_masked_may_overflow(isa: str) -> None:
+    """An edited logit of +inf that the mask forbids: on the exact way too."""
+    plan = [steps.LengthDecay(0, 1e300, [1]), steps.TopK(2)]
+    logits, mask = np.float32([1, 2, 3]), np.bool_([True, False, True])
+    for exact in (False, True):
+        sampler = Sampler(plan, seed=1)
+        sampler.add("a", output_ids=[0])
+        _ops.set_force_exact(exact)
+        try:
+            assert sampler(logits, mask=mask) in (0, 2)
+        finally:
+            _ops.set_force_exact(False)
+
+
 # ---- golden tokens ----
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_sampler.json").read_text())
@@ -951,7 +1045,7 @@ def test_rows_move_with_their_steps() -> None:
         sampler.add(i, steps=[steps.Suppress([i]), steps.Temperature(0.5 + i)])
     sampler.update_rows(removed=[1, 3], added=[(1, "x", {"steps": [steps.Suppress([30])]})], moved=[(4, 3, "move")])
     assert sampler.ids == [0, "x", 2, 4]
-    sampler.update_rows(moved=[(0, 3, "swap")])
+    sampler.update_rows(moved=[(0, 3, "swap"), (1, 1, "swap")])
     assert sampler.ids == [4, "x", 2, 0] and sampler.steps_of(4)[0] == steps.Suppress([4])
     sampler.update_rows(added=[(4, "end", {}), (0, "instead", {"prompt_ids": [3]})])
     assert sampler.ids == ["instead", "x", 2, 0, "end"] and 4 not in sampler

@@ -710,10 +710,16 @@ SELDOM int list_whole(struct course *w, const struct sample_args *edits, int64_t
   int has_nan = 0;
   float *z = (float *)take(&w->scratch, (w->n + 2 * BLOCK) * sizeof *z);
   char *rest = w->scratch;
-  write_edited(z, (uint32_t *)take(&rest, w->n * sizeof(uint32_t)), edits, row);
+  struct sample_args unmasked = *edits;
+  unmasked.mask_kind = MASK_NONE;
+  write_edited(z, (uint32_t *)take(&rest, w->n * sizeof(uint32_t)), &unmasked, row);
   const struct added added = added_to(w->a, row);
   for (size_t i = 0; i < added.count; i++) {
     z[added.id[i]] += added.value[i];
+  }
+  if (edits->mask_kind != MASK_NONE) { /* last: -inf and an infinite sum would be a NaN where nothing is allowed */
+    const struct mask mask = mask_of(edits, row);
+    forbid(z, w->n, &mask);
   }
   float max = block_max(z, 0, w->n, DTYPE_F32, &has_nan);
   if (has_nan || max == -INFINITY || max == INFINITY) {

@@ -168,7 +168,7 @@ cdef class Lender:
     cdef lw_dl_exchange *table
     cdef object array
 
-    def __init__(self, cnp.ndarray array, tensor):
+    def __cinit__(self, cnp.ndarray array not None, tensor):
         cdef int i
         self.table = <lw_dl_exchange *>PyCapsule_GetPointer(tensor.__dlpack_c_exchange_api__, "dlpack_exchange_api")
         if self.table.major != 1 or self.table.import_owned == NULL or cnp.PyArray_NDIM(array) != 4:

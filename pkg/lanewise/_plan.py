@@ -156,6 +156,7 @@ _PROGRAM: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     s.MirostatV2: lambda t: ("mirostat_v2", t.tau, t.eta),
     s.AdaptiveP: lambda t: ("adaptive_p", t.target, t.decay),
 }
+_ROWS = (s.Guidance, s.Contrastive, s.Infill, s.Watermark, s.Renormalise, s.Custom)
 
 
 class Group(NamedTuple):
@@ -170,7 +171,7 @@ def checked(steps: Any) -> tuple[s.Step, ...]:
     if found is None:
         raise TypeError(f"steps must be a list of steps, got {steps!r}")
     for i, step in enumerate(found):
-        if not isinstance(step, s.Step) or not step._kind:
+        if type(step) not in _EDITS and type(step) not in _PROGRAM and not isinstance(step, _ROWS):
             raise TypeError(f"steps[{i}] must be one of lanewise.steps, got {step!r}")
     return found
 
@@ -252,7 +253,13 @@ def packed(found: tuple[s.Step, ...]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def unpacked(saved: Any) -> tuple[s.Step, ...]:
-    return tuple([getattr(s, name)(**told) for name, told in saved])
+    found = []
+    for name, told in saved:
+        kind = getattr(s, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, s.Step):
+            raise ValueError(f"state: no step is called {name!r}")
+        found.append(kind(**told))
+    return tuple(found)
 
 
 def restored(kind: Any, state: dict[str, Any]) -> Any:

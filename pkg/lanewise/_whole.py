@@ -35,8 +35,12 @@ def contrasted(step: s.Contrastive, row: F32, guide: F32) -> F32:
 
 def infilled(step: s.Infill, row: F32) -> F32:
     """llama.cpp's infill, over what is left of the row: in descending order of it."""
+    if step.eog_ids[0] >= len(row):
+        raise ValueError(f"Infill: eog_ids[0] is {step.eog_ids[0]}, but logits are of {len(row)} ids")
     ids = np.argsort(-row, kind="stable")
     ids = ids[row[ids] > -np.inf]
+    if step.pieces is not None and (strange := ids[ids >= len(step.pieces)]).size:
+        raise ValueError(f"Infill: pieces has {len(step.pieces)} texts, but id {strange[0]} is left")
     p = np.exp(log_softmax(row)[ids]).astype(np.float32)
     eog = np.isin(ids, step.eog_ids)
     if 3 * p[eog].sum() * len(ids) > p[~eog].sum():
@@ -75,7 +79,10 @@ def _only(row: F32, ids: Any) -> F32:
 
 def marked(step: s.Watermark, row: F32, ids: I64) -> F32:
     if len(ids) >= step.context:
-        row[step.green_ids(ids, len(row))] += np.float32(step.bias)
+        green = np.atleast_1d(step.green_ids(ids, len(row)))
+        if step.greens is not None and (bad := green[(green < 0) | (green >= len(row))]).size:
+            raise ValueError(f"Watermark: greens gave {bad[0]}, not an id in 0..{len(row) - 1}")
+        row[green] += np.float32(step.bias)
     return row
 
 

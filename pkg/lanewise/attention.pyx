@@ -205,7 +205,8 @@ cdef class AttentionPlan:
     cdef int64_t most_rows, slots, highest_block, longest
     cdef double pairs  # of keys and rows that are met
 
-    def __init__(self, block_table, lengths, *, num_heads, num_kv_heads, block_size, query_start=None, causal=True,
+    # Once: what kernels follow without a look is never half of another plan.
+    def __cinit__(self, block_table, lengths, *, num_heads, num_kv_heads, block_size, query_start=None, causal=True,
                  window=None, shared_prefix=0, hide_null=False):
         self.num_heads = integer(num_heads, "num_heads", 1, 1 << 20)
         self.num_kv_heads = integer(num_kv_heads, "num_kv_heads", 1, 1 << 20)

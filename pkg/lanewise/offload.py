@@ -111,9 +111,9 @@ class HostOffload:
 
     def lookup(self, keys: Iterable[Hashable]) -> int:
         """How many of the first keys are here, whole; one that is still being stored ends the count."""
-        known = 0
+        known, wanted = 0, list(keys)  # not under the lock: a generator may ask this tier
         with self._lock:
-            for key in keys:
+            for key in wanted:
                 if key not in self._ready:
                     break
                 known += 1
@@ -155,8 +155,9 @@ class HostOffload:
 
     def discard(self, keys: Iterable[Hashable]) -> int:
         """Forgets those of the keys that are here; blocks being loaded stay until that is done. Gives how many."""
+        wanted = dict.fromkeys(keys)
         with self._lock:
-            gone = [key for key in dict.fromkeys(keys) if key in self._ready]
+            gone = [key for key in wanted if key in self._ready]
             for key in gone:
                 self._pool.free(self._ready.pop(key))
         return len(gone)

@@ -15,7 +15,7 @@ import os
 import numpy as np
 
 from lanewise._arguments cimport check_on_invalid, integer, mask_array, ragged_ids
-from lanewise._arrays cimport as_array, check_out, logits_rows, rows_t, whole
+from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, rows_t, whole
 from lanewise._ops cimport *
 from lanewise import _plan, _program, _whole, steps as _steps
 from lanewise._program import Program
@@ -557,7 +557,7 @@ cdef class Sampler:
                     self.serial += 1
                 for from_, to, how in moved:
                     if how == "swap":
-                        rows[from_], rows[to] = rows.pop(to), rows.pop(from_)
+                        rows[from_], rows[to] = rows[to], rows[from_]
                     elif how == "move":
                         rows[to] = rows.pop(from_)
                     else:
@@ -728,7 +728,7 @@ cdef class Sampler:
         found = [None] * len(order)
         if guides is not None and (r.single or not isinstance(guides, (list, tuple))):
             guides = as_array(guides, "guides")
-            guides = [guides] if guides.ndim == 1 else guides
+            guides = guides[None] if guides.ndim < 2 else guides
         if guides is not None and len(guides) != len(order):
             raise ValueError(f"guides must have one row a sequence: {len(order)} sequences, got {len(guides)}")
         for i, s in enumerate(order):
@@ -737,6 +737,8 @@ cdef class Sampler:
             if guides is None or guides[i] is None:
                 raise ValueError(f"sequence {s.id!r} has a step that needs guides[{i}]")
             row = as_array(guides[i], f"guides[{i}]")
+            if row.dtype.kind != "f" and not is_bfloat16(row.dtype):
+                raise TypeError(f"guides[{i}] must be float32, float16, bfloat16 or float64, got {row.dtype}")
             if row.ndim != 1 or row.shape[0] < r.cols:
                 raise ValueError(f"guides[{i}] must have shape ({r.cols},), got {row.shape}")
             found[i] = scale(row[:r.cols], 1.0)
@@ -948,30 +950,43 @@ cdef class Sampler:
                 "steps": _plan.packed(s.plan.steps) if s.own_steps else None}
 
     def load_state_dict(self, state):
-        """Becomes the Sampler that state_dict() was called on, its steps and seed with it. Raises ValueError."""
-        cdef _Sequence s
+        """Becomes the Sampler that state_dict() was called on, its steps and seed with it; or else raises, unchanged."""
         cdef Sampler new
         if not isinstance(state, dict) or state.get("version") != 1:
             raise ValueError("state must come from state_dict() of this version")
-        new = Sampler(_plan.unpacked(state["steps"]), seed=state["seed"], vocab_size=state["vocab_size"])
+        try:
+            new = self.loaded(state)
+        except KeyError as error:
+            raise ValueError(f"state: {error} is missing") from None
+        self.enter()
+        try:
+            self.preset, self.plan, self.seed = new.preset, new.plan, new.seed
+            self.vocab_size, self.serial = new.vocab_size, new.serial
+            self.plans, self.by_value, self.sequences, self.order = new.plans, new.by_value, new.sequences, new.order
+        finally:
+            self.leave()
+
+    cdef Sampler loaded(self, dict state):
+        cdef _Sequence s
+        cdef Sampler new = Sampler(_plan.unpacked(state["steps"]), seed=state["seed"], vocab_size=state["vocab_size"])
+        preset, serial = state["preset"], state["serial"]
+        if preset is not None and (not isinstance(preset, str) or preset not in _steps.PRESETS):
+            raise ValueError(f"state: preset must be one of {', '.join(_steps.PRESETS)}, or None, got {preset!r}")
         for saved in state["sequences"]:
             own = None if saved["steps"] is None else _plan.unpacked(saved["steps"])
             new.add(saved["id"], saved["prompt"], output_ids=saved["output"], steps=own, seed=saved["seed"],
                     key=saved["key"], step=saved["step"])
             s = new.order[len(new.order) - 1]
-            s.forks = saved["forks"]
+            s.forks = integer(saved["forks"], "forks", 0, UINT64_MAX)
             if s.plan.stateful:
                 states = np.ascontiguousarray(saved["states"], np.float64)
                 if states.shape != (s.length - s.prompt + 1, STATE):
                     raise ValueError(f"sequence {s.id!r}: states have shape {states.shape}")
+                if np.isnan(states).any():  # infinite they may be: of AdaptiveP(-inf), which is off
+                    raise ValueError(f"sequence {s.id!r}: states must be numbers, got nan")
                 memcpy(s.states, cnp.PyArray_DATA(states), cnp.PyArray_NBYTES(states))
-        self.enter()
-        try:
-            self.preset, self.plan, self.seed = state["preset"], new.plan, new.seed
-            self.vocab_size, self.serial = new.vocab_size, state["serial"]
-            self.plans, self.by_value, self.sequences, self.order = new.plans, new.by_value, new.sequences, new.order
-        finally:
-            self.leave()
+        new.preset, new.serial = preset, integer(serial, "serial", 0, UINT64_MAX)
+        return new
 
     def __reduce__(self):
         return _plan.restored, (type(self), self.state_dict())

@@ -6,11 +6,13 @@ docs/samplers.md has the formula of each.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias
 
 import numpy as np
 
@@ -679,8 +681,13 @@ class Infill(_Row):
         if not self.eog_ids:
             raise ValueError("Infill: eog_ids must have at least one id")
         if self.pieces is not None:
-            pieces = tuple(one.encode() if isinstance(one, str) else bytes(one) for one in self.pieces)
-            object.__setattr__(self, "pieces", pieces)
+            pieces = (
+                () if isinstance(self.pieces, (str, bytes)) or not isinstance(self.pieces, Iterable) else self.pieces
+            )
+            found = tuple(one.encode() if isinstance(one, str) else one for one in pieces)
+            if not found or not all(isinstance(one, (bytes, bytearray)) for one in found):
+                raise TypeError(f"Infill: pieces must be a list of str or bytes, one an id, got {self.pieces!r:.80}")
+            object.__setattr__(self, "pieces", tuple(bytes(one) for one in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -745,6 +752,33 @@ def _some(*steps: tuple[bool, Callable[[], Step]]) -> tuple[Step, ...]:
     return tuple(make() for does, make in steps if does)
 
 
+_P = ParamSpec("_P")
+
+
+def _checked(make: Callable[_P, tuple[Step, ...]]) -> Callable[_P, tuple[Step, ...]]:
+    """With errors that name what is no number, before it is compared: a NaN would leave its step out."""
+    defaults = {name: told.default for name, told in inspect.signature(make).parameters.items()}
+    numbers = {name for name, default in defaults.items() if type(default) in (int, float)}
+
+    @functools.wraps(make)
+    def made(*args: _P.args, **told: _P.kwargs) -> tuple[Step, ...]:
+        for name, value in told.items():
+            if name not in numbers:
+                continue
+            try:
+                number = float(value + 0.0)  # type: ignore[operator]  # float() alone would read a str
+            except OverflowError:
+                continue
+            except (TypeError, ValueError):
+                raise TypeError(f"{make.__name__}: {name} must be a number, got {value!r}") from None
+            if math.isnan(number):
+                raise ValueError(f"{make.__name__}: {name} must be a number, got {value}")
+        return make(*args, **told)
+
+    return made
+
+
+@_checked
 def transformers(
     *,
     guidance_scale: float | None = None,
@@ -813,6 +847,7 @@ def transformers(
     return edits + tuple(user_steps) + shape + (() if watermark is None else (watermark,))
 
 
+@_checked
 def vllm(
     *,
     bad_words_token_ids: Any = None,
@@ -846,6 +881,7 @@ def vllm(
     )
 
 
+@_checked
 def llama_cpp(
     *,
     logit_bias: Any = None,
@@ -915,6 +951,7 @@ def llama_cpp(
     )
 
 
+@_checked
 def mlx_lm(
     *,
     logit_bias: Any = None,

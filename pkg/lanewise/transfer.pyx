@@ -388,7 +388,7 @@ cdef class KVTarget:
     cdef object views
     cdef int64_t layers, blocks, tokens, slots
 
-    def __init__(self, cnp.ndarray keys, cnp.ndarray values):
+    def __cinit__(self, cnp.ndarray keys not None, cnp.ndarray values not None):
         cdef int i
         cdef cnp.ndarray view
         self.views = keys, values
@@ -486,7 +486,7 @@ cdef class KVRoom:
     cdef object keys, values
     cdef int64_t first, step, rows
 
-    def __init__(self, KVTarget target, int64_t first, int64_t step, int64_t rows, tensor):
+    def __cinit__(self, KVTarget target not None, int64_t first, int64_t step, int64_t rows, tensor):
         self.target, self.first, self.step, self.rows = target, first, step, rows
         blocks = slice(first, first + (rows - 1) * step + 1, step)
         self.keys, self.values = [_arrays.Lender(view[0, blocks], tensor) for view in target.views]
