@@ -230,8 +230,12 @@ static struct prefix first_prefix(const struct judged *j, size_t k, char *scratc
 /* By radix, whatever the row: what the other way must agree with. */
 INLINE struct list top_k_exact(const void *x, size_t n, int dtype, size_t k, char *scratch) {
   float *z = (float *)take(&scratch, (n + LANES) * sizeof *z);
-  for (size_t i = 0; i < n; i += LANES) {
-    v_store(z + i, n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN));
+  for (size_t i = 0; i < n; i += LANES) { /* a NaN is there only if the row changes meanwhile: selection must end */
+    vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, -INFINITY);
+    v_store(z + i, v_select(v_unord(v, v), v_set1(-INFINITY), v));
+  }
+  for (size_t i = n; i % LANES; i++) {
+    z[i] = NAN; /* reaches no bound */
   }
   float t = select_count(z, n, k, scratch).value;
   struct list all = list_in(&scratch, n + k), equal = list_in(&scratch, k), spare = list_in(&scratch, n);
