@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
 
 __pyx_capi__: dict[str, object]  # added by Cython, and so is __test__
 __test__: dict[str, str]
@@ -13,5 +13,5 @@ def in_place(x: object, name: str) -> Any: ...
 
 @disjoint_base
 class Lender:
-    def __init__(self, array: NDArray[Any], tensor: type) -> None: ...
+    def __new__(cls, array: NDArray[Any], tensor: type) -> Self: ...
     def upto(self, length: int) -> Any: ...

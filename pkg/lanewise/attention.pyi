@@ -1,5 +1,7 @@
 from typing import Any, final
 
+from typing_extensions import Self
+
 from lanewise._types import Array, Float, Floats32, Floats64, Int, KvLayout, LseBase
 
 __test__: dict[str, str]  # added by Cython
@@ -10,8 +12,8 @@ class AttentionPlan:
     num_heads: int
     num_kv_heads: int
     block_size: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         block_table: Array,
         lengths: Array,
         *,
@@ -23,7 +25,7 @@ class AttentionPlan:
         window: Int | None = None,
         shared_prefix: Int = 0,
         hide_null: bool = False,
-    ) -> None: ...
+    ) -> Self: ...
     def run(
         self,
         q: Array,
