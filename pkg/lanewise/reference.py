@@ -695,7 +695,7 @@ def chain(
         first -= rate * (float(surprises[best]) - tau)
     if len(probs):
         first, second = float(probs[best]) + decay * first, 1.0 + decay * second
-    by_id = np.argsort(c.ids)
+    by_id = np.argsort(c.ids, kind="stable")  # not the AVX2 one, which qemu emulates wrongly
     logp = (c.y.astype(np.float64) - c.log_total(c.weights)).astype(np.float32)
     return int(c.ids[best]), c.ids[by_id], logp[by_id], (first, second)
 
