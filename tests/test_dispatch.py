@@ -627,6 +627,7 @@ def test_cache_hit_starts_and_imports_nothing():
         before = set(sys.modules)
         import lanewise
         slow = {"cpuinfo", "json", "platform", "multiprocessing", "subprocess", "importlib.metadata", "ctypes"}
+        slow |= {"lanewise." + name for name in ("steps", "sampler", "kvcache", "saving", "beams", "offload")}
         assert not slow & (set(sys.modules) - before), slow & (set(sys.modules) - before)
         from lanewise import _cpu, _ops
         assert not any(_ops.bindings().values())
@@ -636,6 +637,16 @@ def test_cache_hit_starts_and_imports_nothing():
         print(lanewise.info()["flags_from"], started)
     """)
     assert got == "cache of a test []"
+
+
+def test_what_is_imported_later_is_there():
+    got = python("""
+        import lanewise
+        assert {"Sampler", "steps", "PagedKVCache"} <= set(dir(lanewise))
+        assert all(getattr(lanewise, name) is not None for name in lanewise.__all__)
+        print(lanewise.steps.TopK(5), lanewise.Sampler.__name__, hasattr(lanewise, "nothing"))
+    """)
+    assert got == "TopK(k=5, min_keep=0, ties='lowest') Sampler False"
 
 
 def test_first_operation_of_a_real_process():

@@ -1,12 +1,13 @@
 """From logits to token on a CPU: the same inputs and seed give the same token, bit for bit, on every CPU."""
 
-from . import steps
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._dispatch import info, use, using
 from ._threads import get_num_threads, set_num_threads
 from ._tune import tune
 from .attention import AttentionPlan, decode_attention, extend_attention, merge_state, merge_states, softmax_stats
 from .attention_steps import attention_step, prefix_cut
-from .beams import BeamMove, BeamSearch, Hypothesis
 from .decoding import BeamStep, Verified, beam_step, verify_draft
 from .drawing import sample_from_probs, sample_n, verify
 from .errors import BlockError, DamagedSaveError, InvalidLogitsError, OutOfBlocksError
@@ -20,7 +21,6 @@ from .filters import (
     top_p_mask,
     top_p_renorm,
 )
-from .kvcache import PagedKVCache
 from .moves import (
     copy_blocks,
     gather_blocks,
@@ -31,20 +31,37 @@ from .moves import (
     swap_blocks,
     zero_blocks,
 )
-from .offload import HostOffload, Transfer
 from .params import SamplingParams
 from .pool import BlockPool, PrefixCache
-from .sampler import Sampler, apply_steps
 from .sampling import Support, argmax, sample, top_k
-from .saving import Saving
 from .scoring import Logprobs, logprobs
-from .sequence import Sequence
 from .state import SampleState
 from .stream import Stream
 from .transfer import append_kv, gather_kv, relayout
 from .values import log_softmax, logsumexp, scale, softmax
 
+if TYPE_CHECKING:
+    from . import steps
+    from .beams import BeamMove, BeamSearch, Hypothesis
+    from .kvcache import PagedKVCache
+    from .offload import HostOffload, Transfer
+    from .sampler import Sampler, apply_steps
+    from .saving import Saving
+    from .sequence import Sequence
+
 __version__ = "0.1.0"
+
+# Imported when they are asked for: together they take three times as long as the rest.
+_LATER = {
+    **dict.fromkeys(("BeamMove", "BeamSearch", "Hypothesis"), "beams"),
+    **dict.fromkeys(("HostOffload", "Transfer"), "offload"),
+    **dict.fromkeys(("Sampler", "apply_steps"), "sampler"),
+    "PagedKVCache": "kvcache",
+    "Saving": "saving",
+    "Sequence": "sequence",
+    "steps": "steps",
+}
+
 __all__ = [
     "AttentionPlan",
     "BeamMove",
@@ -117,3 +134,15 @@ __all__ = [
     "verify_draft",
     "zero_blocks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_LATER[name]}", __name__)
+    globals()[name] = found = module if name == _LATER[name] else getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
