@@ -646,7 +646,7 @@ def test_what_is_imported_later_is_there():
         assert all(getattr(lanewise, name) is not None for name in lanewise.__all__)
         print(lanewise.steps.TopK(5), lanewise.Sampler.__name__, hasattr(lanewise, "nothing"))
     """)
-    assert got == "TopK(k=5, min_keep=0, ties='lowest') Sampler False"
+    assert got == "TopK(k=5, min_keep=1, ties='lowest') Sampler False"
 
 
 def test_first_operation_of_a_real_process():
