@@ -11,9 +11,8 @@ from lanewise._arguments cimport check_on_invalid, integer
 from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_penalties
-from lanewise.sampling cimport choose, support_of, tokens_out
+from lanewise.sampling cimport chosen, support_of, tokens_out
 from lanewise._program import Program
-from lanewise.errors import InvalidLogitsError
 
 cnp.import_array()
 
@@ -175,12 +174,5 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
         room = np.empty((r.rows, r.cols), np.int64), np.empty((r.rows, r.cols), np.float32), np.empty(r.rows, np.int64)
         a.support_ids, a.support_logprobs, a.support_counts = whole(room[0]), whole(room[1]), whole(room[2])
     draw(OP_chain, &a, p, &r, 3 * r.cols + 20000, seed, step, keys, None, rng)
-    if tokens is None:
-        if token < 0 and on_invalid == "raise":
-            raise InvalidLogitsError([0], -1)
-        result = token
-    else:
-        if out is not None and tokens is not out:
-            out[...] = tokens
-        result = choose(tokens if out is None else out, r.single, on_invalid)
+    result = chosen(tokens, token, out, r.single, on_invalid)
     return result if room is None else (result, support_of(room))

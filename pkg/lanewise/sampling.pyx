@@ -20,7 +20,14 @@ cnp.import_array()
 
 # ---- choosing ----
 
-cdef object choose(object tokens, bint single, object on_invalid):
+cdef object chosen(object tokens, int64_t token, object out, bint single, object on_invalid):
+    if tokens is None:
+        if token < 0 and on_invalid == "raise":
+            raise InvalidLogitsError([0], -1)
+        return token
+    if out is not None and tokens is not out:
+        out[...] = tokens
+    tokens = tokens if out is None else out
     if on_invalid == "raise":
         if single:
             if tokens[0] < 0:
@@ -58,9 +65,7 @@ def argmax(logits, *, on_invalid="raise", out=None):
     a.x, a.ids, a.status = rows_span(&r), whole(tokens), whole(status)
     a.rows, a.cols, a.dtype, a.x_stride, a.k, a.width = r.rows, r.cols, r.dtype, r.stride, 1, 1
     run(OP_argmax, &a, r.cols)
-    if out is not None and tokens is not out:
-        out[...] = tokens
-    return choose(tokens if out is None else out, r.single, on_invalid)
+    return chosen(tokens, -1, out, r.single, on_invalid)
 
 
 def top_k(logits, k, *, ties="lowest", out=None):
@@ -199,14 +204,7 @@ def sample(logits, params=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
         room = np.empty((r.rows, r.cols), np.int64), np.empty((r.rows, r.cols), np.float32), np.empty(r.rows, np.int64)
         a.support_ids, a.support_logprobs, a.support_counts = whole(room[0]), whole(room[1]), whole(room[2])
     draw(OP_sample, &a, p, &r, 2 * r.cols + 20000, seed, step, keys, u, rng)
-    if tokens is None:
-        if token < 0 and on_invalid == "raise":
-            raise InvalidLogitsError([0], -1)
-        result = token
-    else:
-        if out is not None and tokens is not out:
-            out[...] = tokens
-        result = choose(tokens if out is None else out, r.single, on_invalid)
+    result = chosen(tokens, token, out, r.single, on_invalid)
     return result if room is None else (result, support_of(room))
 
 
