@@ -17,7 +17,8 @@
      vf v_load_f16(p)  v_load_bf16(p)  v_load_i8(p)   widened exactly; a NaN stays a NaN
      v_store_f16(p, v)  v_store_bf16(p, v)     rounded to nearest, ties to even; a NaN gives the quiet one
      v_store_i8(p, v)                          of whole numbers in [-128, 127]
-     vf v_pair(a, b)  v_pair_f16 v_pair_bf16 v_pair_i8   eight of a, then eight of b; v_twice(p) = v_pair(p, p)
+     vf v_pair(a, b)  v_pair_f16 v_pair_i8     eight of a, then eight of b; v_twice(p) = v_pair(p, p)
+     v_pairs_bf16(out, a, b)                   of sixteen of a and of b: out[0] the even ones, out[1] the odd ones
      vf v_add v_sub v_mul v_div v_max v_min (a, b)  v_fma(a, b, c) = a*b + c
      vm v_gt v_ge v_eq v_unord (a, b)  m_or m_and (m, m)  m_bits(m)  m_of_bits(bits)
      v_fill64(v, keep, fill)                   of v[0..3]: lane l of v[i] stays if bit 16 i + l is set, else fill
@@ -27,9 +28,8 @@
      vu u_mul_wide(a, b, &hi)                  64-bit products: low words returned, high words in hi
      size_t v_compress(p, v, m)  u_compress(p, u, m)   lanes of m packed to p, which has room for 16; how many
      float v_max_across(v)  v_sum_across(v)  v_max_rows(p, r): p[j] = max across r[j], of ROWS
-     v_sum_eights(p, r): of r[0..3], p[j] = the sum of lanes 0..7 of r[j], p[4 + j] of lanes 8..15, added as
-                                               ((0 + 2) + (1 + 3)) + ((4 + 6) + (5 + 7))
-     v_unzip4(out, p): out[j] = p[j], p[4 + j], p[8 + j], ...
+     vf v_sum_fours(r): of r[0..3], lane 4 q + j = the sum of lanes 4 q .. 4 q + 3 of r[j], added as (0 + 2) + (1 + 3)
+     vf v_sum_pairs(a, b)                      quarters 0 + 1 and 2 + 3 of a, then of b
      vn n_none()  n_see(n, a, b)  n_any(n)      whether any of the vectors seen had a NaN
      weights: a weight is round_half_even(2^43 * e), e in [0, 1]
      vw w_zero()  w_add(acc, e)  w_total(acc)  w_store(p, e) writes 16 uint64

@@ -89,7 +89,12 @@ INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) {
   return vf2(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)a)),
              _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)b)));
 }
-INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) { return vf2(bf16x8(a), bf16x8(b)); }
+INLINE void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
+  const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
+  __m256i x = _mm256_loadu_si256((const __m256i *)a), y = _mm256_loadu_si256((const __m256i *)b);
+  out[0] = vf2(_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16)));
+  out[1] = vf2(_mm256_castsi256_ps(_mm256_and_si256(x, odd)), _mm256_castsi256_ps(_mm256_and_si256(y, odd)));
+}
 INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) { return vf2(i8x8(a), i8x8(b)); }
 INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 INLINE void prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
@@ -234,41 +239,21 @@ INLINE float v_sum_across(vf a) {
   return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* Of two vectors, lanes i and i + 2 of each four added, those of a before those of b. */
+/* Of each four lanes of two vectors, lanes i and i + 2 added: two of a, then two of b. */
 INLINE __m256 add_apart(__m256 a, __m256 b) {
-  return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  return _mm256_add_ps(_mm256_blend_ps(a, b, 0xCC), _mm256_shuffle_ps(a, b, 0x4E));
 }
-INLINE __m256 sum_fours(__m256 a, __m256 b, __m256 c, __m256 d) {
-  __m256d ab = _mm256_castps_pd(add_apart(a, b)), cd = _mm256_castps_pd(add_apart(c, d));
-  return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+INLINE __m256 sum_fours8(__m256 a, __m256 b, __m256 c, __m256 d) {
+  __m256 ab = add_apart(a, b), cd = add_apart(c, d);
+  return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xDD));
 }
-INLINE void v_sum_eights(float *p, const vf *r) {
-  __m256 lo = sum_fours(r[0].lo, r[1].lo, r[2].lo, r[3].lo), hi = sum_fours(r[0].hi, r[1].hi, r[2].hi, r[3].hi);
-  _mm256_storeu_ps(p, _mm256_add_ps(_mm256_permute2f128_ps(lo, hi, 0x20), _mm256_permute2f128_ps(lo, hi, 0x31)));
+INLINE vf v_sum_fours(const vf *r) {
+  return vf2(sum_fours8(r[0].lo, r[1].lo, r[2].lo, r[3].lo), sum_fours8(r[0].hi, r[1].hi, r[2].hi, r[3].hi));
 }
-/* Transposes of 4 by 4: within the halves of registers, once the four fours of a half are what it needs. */
-INLINE void unzip8(__m256 *out, const float *p, const float *q) {
-  __m256 a[4], b[4];
-  for (int i = 0; i < 4; i++) {
-    a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + 4 * i)), _mm_loadu_ps(q + 4 * i), 1);
-  }
-  b[0] = _mm256_unpacklo_ps(a[0], a[2]);
-  b[1] = _mm256_unpackhi_ps(a[0], a[2]);
-  b[2] = _mm256_unpacklo_ps(a[1], a[3]);
-  b[3] = _mm256_unpackhi_ps(a[1], a[3]);
-  out[0] = _mm256_unpacklo_ps(b[0], b[2]);
-  out[1] = _mm256_unpackhi_ps(b[0], b[2]);
-  out[2] = _mm256_unpacklo_ps(b[1], b[3]);
-  out[3] = _mm256_unpackhi_ps(b[1], b[3]);
+INLINE __m256 sum_pairs8(vf a) {
+  return _mm256_add_ps(_mm256_permute2f128_ps(a.lo, a.hi, 0x20), _mm256_permute2f128_ps(a.lo, a.hi, 0x31));
 }
-INLINE void v_unzip4(vf out[4], const float *p) {
-  __m256 lo[4], hi[4];
-  unzip8(lo, p, p + 16);
-  unzip8(hi, p + 32, p + 48);
-  for (int i = 0; i < 4; i++) {
-    out[i] = vf2(lo[i], hi[i]);
-  }
-}
+INLINE vf v_sum_pairs(vf front, vf back) { return vf2(sum_pairs8(front), sum_pairs8(back)); }
 
 /* Lanes i and i + 4 of rows a, b, then i and i + 2 with a second pair, then neighbours with two more pairs:
    the halving order, eight rows at a time. */

@@ -21,8 +21,11 @@ INLINE vf v_load_n(const float *p, size_t n, float fill) {
 INLINE void v_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
 INLINE void v_store_n(float *p, size_t n, vf a) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
 INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-INLINE vf v_load_bf16(const uint16_t *p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+INLINE vf v_load_bf16(const uint16_t *p) { /* one permutation: to widen and to shift would both wait for its port */
+  const __m512i up = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3,
+                                      0, 2, 0, 1, 0, 0, 0);
+  __m512i x = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)p));
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, up, x));
 }
 INLINE __m512 quiet16(__m512 v) { /* NaNs to the one */
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v,
@@ -54,8 +57,11 @@ INLINE __m256i pair16(const void *a, const void *b) {
                                  _mm_loadu_si128((const __m128i *)b), 1);
 }
 INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) { return _mm512_cvtph_ps(pair16(a, b)); }
-INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(pair16(a, b)), 16));
+INLINE void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
+  __m512i front = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)a));
+  __m512i both = _mm512_inserti64x4(front, _mm256_loadu_si256((const __m256i *)b), 1);
+  out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+  out[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
 }
 INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) {
   __m128i ab = _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)a), _mm_loadl_epi64((const __m128i *)b));
@@ -138,32 +144,18 @@ INLINE float v_sum_across(vf a) {
   return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* Of two vectors, lanes i and i + 2 of each four added, those of a before those of b. */
-INLINE vf add_apart(vf a, vf b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }
-INLINE void v_sum_eights(float *p, const vf *r) {
-  __m512d ab = _mm512_castps_pd(add_apart(r[0], r[1])), cd = _mm512_castps_pd(add_apart(r[2], r[3]));
-  vf fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
-  vf eights = _mm512_add_ps(fours, _mm512_shuffle_f32x4(fours, fours, 0xB1));
-  _mm256_storeu_ps(p, low_half(_mm512_shuffle_f32x4(eights, eights, 0x88)));
+/* Of each four lanes of two vectors, lanes i and i + 2 added: two of a, then two of b. */
+INLINE vf add_apart(vf a, vf b) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps(a, b, 0x4E));
 }
-/* A transpose of 4 by 4 quarters, then one within each of them. */
-INLINE void v_unzip4(vf out[4], const float *p) {
-  vf a[4], c[4];
-  for (int i = 0; i < 2; i++) {
-    vf front = v_load(p + 32 * i), back = v_load(p + 32 * i + LANES);
-    a[i] = _mm512_shuffle_f32x4(front, back, 0x88);
-    a[i + 2] = _mm512_shuffle_f32x4(front, back, 0xDD);
-  }
-  for (int i = 0; i < 2; i++) {
-    c[i] = _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88);
-    c[i + 2] = _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xDD);
-  }
-  vf even_low = _mm512_unpacklo_ps(c[0], c[2]), even_high = _mm512_unpackhi_ps(c[0], c[2]);
-  vf odd_low = _mm512_unpacklo_ps(c[1], c[3]), odd_high = _mm512_unpackhi_ps(c[1], c[3]);
-  out[0] = _mm512_unpacklo_ps(even_low, odd_low);
-  out[1] = _mm512_unpackhi_ps(even_low, odd_low);
-  out[2] = _mm512_unpacklo_ps(even_high, odd_high);
-  out[3] = _mm512_unpackhi_ps(even_high, odd_high);
+/* Of each four lanes of four vectors, the sums. */
+INLINE vf v_sum_fours(const vf *r) {
+  vf ab = add_apart(r[0], r[1]), cd = add_apart(r[2], r[3]);
+  return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xDD));
+}
+/* Neighbouring quarters added: the two pairs of `front`, then those of `back`. */
+INLINE vf v_sum_pairs(vf front, vf back) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(front, back, 0x88), _mm512_shuffle_f32x4(front, back, 0xDD));
 }
 
 /* The halving order over sixteen rows: i and i + 8 of two rows, i and i + 4 of four, i and i + 2 of eight,

@@ -74,8 +74,12 @@ INLINE vf v_pair(const float *a, const float *b) { QUARTERS(vf, vld1q_f32((i < 2
 INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) {
   QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((i < 2 ? a : b) + i % 2 * 4))));
 }
-INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
-  QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((i < 2 ? a : b) + i % 2 * 4), 16)));
+INLINE void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
+  for (int i = 0; i < 4; i++) {
+    uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16((i < 2 ? a : b) + i % 2 * 8));
+    out[0].q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
+    out[1].q[i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
+  }
 }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
 INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
@@ -218,17 +222,9 @@ INLINE float32x4_t sum_fours(const vf *r, int quarter) {
   float64x2_t ab = add_apart(r[0].q[quarter], r[1].q[quarter]), cd = add_apart(r[2].q[quarter], r[3].q[quarter]);
   return vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(ab, cd)), vreinterpretq_f32_f64(vzip2q_f64(ab, cd)));
 }
-INLINE void v_sum_eights(float *p, const vf *r) {
-  vst1q_f32(p, vaddq_f32(sum_fours(r, 0), sum_fours(r, 1)));
-  vst1q_f32(p + 4, vaddq_f32(sum_fours(r, 2), sum_fours(r, 3)));
-}
-INLINE void v_unzip4(vf out[4], const float *p) {
-  for (int i = 0; i < 4; i++) {
-    float32x4x4_t four = vld4q_f32(p + LANES * i);
-    for (int j = 0; j < 4; j++) {
-      out[j].q[i] = four.val[j];
-    }
-  }
+INLINE vf v_sum_fours(const vf *r) { QUARTERS(vf, sum_fours(r, i)); }
+INLINE vf v_sum_pairs(vf a, vf b) {
+  QUARTERS(vf, vaddq_f32((i < 2 ? a : b).q[i % 2 * 2], (i < 2 ? a : b).q[i % 2 * 2 + 1]));
 }
 enum { ROWS = 8 };
 INLINE void v_max_rows(float *p, const vf *r) {

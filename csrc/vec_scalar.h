@@ -111,8 +111,12 @@ WORD vf v_load_i8(const int8_t *p) { EACH(vf, f, (float)p[i]); }
 
 WORD vf v_pair(const float *a, const float *b) { EACH(vf, f, i < 8 ? a[i] : b[i - 8]); }
 WORD vf v_pair_f16(const uint16_t *a, const uint16_t *b) { EACH(vf, f, half_to_float(i < 8 ? a[i] : b[i - 8])); }
-WORD vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
-  EACH(vf, f, bits_to_float((uint32_t)(i < 8 ? a[i] : b[i - 8]) << 16));
+WORD void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
+  for (int i = 0; i < LANES; i++) {
+    const uint16_t *p = i < 8 ? a + 2 * i : b + 2 * (i - 8);
+    out[0].f[i] = bits_to_float((uint32_t)p[0] << 16);
+    out[1].f[i] = bits_to_float((uint32_t)p[1] << 16);
+  }
 }
 WORD vf v_pair_i8(const int8_t *a, const int8_t *b) { EACH(vf, f, (float)(i < 8 ? a[i] : b[i - 8])); }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
@@ -225,16 +229,12 @@ WORD void v_max_rows(float *p, const vf *r) {
     p[i] = v_max_across(r[i]);
   }
 }
-WORD void v_sum_eights(float *p, const vf *r) {
-  for (int i = 0; i < 8; i++) {
-    const float *f = r[i % 4].f + i / 4 * 8;
-    p[i] = ((f[0] + f[2]) + (f[1] + f[3])) + ((f[4] + f[6]) + (f[5] + f[7]));
-  }
+WORD vf v_sum_fours(const vf *r) {
+  EACH(vf, f,
+       (r[i % 4].f[i / 4 * 4] + r[i % 4].f[i / 4 * 4 + 2]) + (r[i % 4].f[i / 4 * 4 + 1] + r[i % 4].f[i / 4 * 4 + 3]));
 }
-WORD void v_unzip4(vf out[4], const float *p) {
-  for (int i = 0; i < 4 * LANES; i++) {
-    out[i % 4].f[i / 4] = p[i];
-  }
+WORD vf v_sum_pairs(vf a, vf b) {
+  EACH(vf, f, (i < 8 ? a : b).f[i % 8 / 4 * 8 + i % 4] + (i < 8 ? a : b).f[i % 8 / 4 * 8 + i % 4 + 4]);
 }
 
 INLINE uint64_t weight1(float e) {

@@ -35,16 +35,16 @@ struct tile {
   int64_t lo[ATTEND_ROWS], hi[ATTEND_ROWS]; /* what each row sees */
   int64_t first, end, all_from, all_to;     /* what any row sees, what all rows see */
   int k_direct, v_direct;                   /* whether the products can read keys, values as they lie */
-  float *q, *q_sums;                        /* [rows][k_width], and the sum of each row */
+  float *q, *q_sums;                        /* [rows][k_width] as q_eight says, and the sum of each row */
   float *scores;                            /* [rows][SCORES_ROW]; then weights */
-  float *maxima;                            /* [rows][LANES] */
   float *m, *sums, *values;                 /* a chunk's states: [rows], [rows], [rows][v_width] */
   float *all_m, *all_sums, *all_values;     /* those of all chunks so far */
   float *wide;                              /* SOME_KEYS keys or values made float32 */
   float *zeros;                             /* a key or value that stands where there is none */
   float *packed;                            /* one whose elements were not adjacent */
   struct keys {
-    bytes k[ATTEND_CHUNK], v[ATTEND_CHUNK];
+    bytes
+        rows[2 * ATTEND_CHUNK + KEYS_AHEAD]; /* of the keys, then of the values, then the first of those that follow */
     float k_scale[ATTEND_CHUNK], k_zero[ATTEND_CHUNK], v_scale[ATTEND_CHUNK], v_zero[ATTEND_CHUNK]; /* of int8 */
     uint16_t holes[ATTEND_CHUNK / LANES]; /* a bit for each key that is in no block */
     int64_t start;                        /* position of the first */
@@ -79,14 +79,13 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   t->q = carve(&scratch, rows * t->k_width);
   t->q_sums = carve(&scratch, rows);
   t->scores = carve(&scratch, rows * SCORES_ROW);
-  t->maxima = carve(&scratch, rows * LANES);
   t->m = carve(&scratch, rows);
   t->sums = carve(&scratch, rows);
   t->values = carve(&scratch, rows * t->v_width);
   t->all_m = carve(&scratch, rows);
   t->all_sums = carve(&scratch, rows);
   t->all_values = carve(&scratch, rows * t->v_width);
-  t->wide = carve(&scratch, SOME_KEYS * wider);
+  t->wide = carve(&scratch, SOME_KEYS * wider + LANES);
   t->zeros = carve(&scratch, wider);
   t->packed = carve(&scratch, wider);
   t->now = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
@@ -108,12 +107,15 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
     t->lo[r] = query->lo;
     t->hi[r] = query->hi;
     const float *q = (const float *)a->q.ptr + (query_of(t, r) * a->heads + head_of(t, r)) * a->key.dim;
-    float *to = t->q + r * t->k_width;
-    fill(to, t->k_width, 0.0f);
-    memcpy(to, q, (size_t)a->key.dim * sizeof *q);
     vf sum = v_set1(0.0f);
     for (size_t d = 0; d < t->k_width; d += LANES) {
-      sum = v_add(sum, v_load(to + d));
+      float x[LANES];
+      vf lanes = lanes_load(q, d, min_size((size_t)a->key.dim - d, LANES), DTYPE_F32, 1.0f, 0.0f, 0.0f);
+      sum = v_add(sum, lanes);
+      v_store(x, lanes);
+      as_met(x, (int)a->key.dtype);
+      memcpy(q_eight(t->q, t->k_width, rows, r, d), x, HALF * sizeof *x);
+      memcpy(q_eight(t->q, t->k_width, rows, r, d + HALF), x + HALF, HALF * sizeof *x);
     }
     t->q_sums[r] = v_sum_across(sum);
   }
@@ -121,9 +123,15 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
 
 /* ---- where a chunk's keys and values are ---- */
 
-INLINE void no_key(const struct tile *t, struct keys *keys, size_t i) {
-  keys->k[i] = keys->v[i] = (bytes)t->zeros;
-  keys->k_scale[i] = keys->k_zero[i] = keys->v_scale[i] = keys->v_zero[i] = 0.0f;
+INLINE bytes *k_row(struct keys *keys, size_t key) { return keys->rows + (key - keys->from); }
+INLINE bytes *v_row(struct keys *keys, size_t key) { return k_row(keys, key) + (keys->to - keys->from); }
+
+/* That the keys [from, to) of the chunk are nowhere. */
+INLINE void no_keys(const struct tile *t, struct keys *keys, size_t from, size_t to) {
+  for (size_t i = from; i < to; i++) {
+    *k_row(keys, i) = *v_row(keys, i) = (bytes)t->zeros;
+    keys->k_scale[i] = keys->k_zero[i] = keys->v_scale[i] = keys->v_zero[i] = 0.0f;
+  }
 }
 
 /* Where `n` rows of a block lie, and the scale and zero of each. */
@@ -156,55 +164,63 @@ static void find_keys(const struct tile *t, struct keys *keys, int64_t chunk) {
   keys->from = (size_t)first / LANES * LANES;
   keys->to = whole_vectors(end);
   memset(keys->holes, 0, sizeof keys->holes);
-  for (size_t i = keys->from; i < (size_t)first; i++) {
-    no_key(t, keys, i);
-  }
-  for (size_t i = (size_t)end; i < keys->to; i++) {
-    no_key(t, keys, i);
-  }
+  no_keys(t, keys, keys->from, (size_t)first);
+  no_keys(t, keys, (size_t)end, keys->to);
   for (int64_t i = first; i < end;) {
     int64_t ordinal = (start + i) / a->block_size, token = start + i - ordinal * a->block_size, block = blocks[ordinal];
     int64_t n = least(end - i, a->block_size - token);
     if (block >= 0) {
-      point_at(keys->k + i, keys->k_scale + i, keys->k_zero + i, k, &a->k, &a->k_scales, block, head, token, n);
-      point_at(keys->v + i, keys->v_scale + i, keys->v_zero + i, v, &a->v, &a->v_scales, block, head, token, n);
-      i += n;
-      continue;
+      bytes *to = k_row(keys, (size_t)i), *v_to = v_row(keys, (size_t)i);
+      point_at(to, keys->k_scale + i, keys->k_zero + i, k, &a->k, &a->k_scales, block, head, token, n);
+      point_at(v_to, keys->v_scale + i, keys->v_zero + i, v, &a->v, &a->v_scales, block, head, token, n);
+    } else {
+      no_keys(t, keys, (size_t)i, (size_t)(i + n));
+      for (int64_t j = i; j < i + n; j++) {
+        keys->holes[j / LANES] |= (uint16_t)(1u << j % LANES);
+      }
     }
-    for (; n > 0; n--, i++) {
-      keys->holes[i / LANES] |= (uint16_t)(1u << i % LANES);
-      no_key(t, keys, (size_t)i);
-    }
+    i += n;
   }
 }
 
-/* Keys or values as whole vectors of float32, which the products can read: into t->wide. Asks for the rows `ahead`, if
-   there are. */
-static void widen_rows(const struct tile *t, size_t width, const bytes *rows, const bytes *ahead, size_t n,
-                       const struct side *s) {
+/* What is to be asked for behind the last of `keys`: the first rows of those that follow, if any do. */
+static void find_ahead(const struct tile *t, struct keys *keys, const struct keys *following) {
+  bytes *ahead = keys->rows + 2 * (keys->to - keys->from);
+  const size_t there = min_size(2 * (following->to - following->from), KEYS_AHEAD);
+  memcpy(ahead, following->rows, there * sizeof *ahead);
+  for (size_t i = there; i < KEYS_AHEAD; i++) {
+    ahead[i] = (bytes)t->zeros;
+  }
+}
+
+/* Keys or values as whole vectors of float32, which the products can read: into t->wide. Of keys the elements come in
+   the order in which they are met. */
+static void widen_rows(const struct tile *t, size_t width, const struct run *run, const struct side *s, int are_keys) {
   const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES, size = (size_t)size_of_element(s->dtype);
-  const int dtype = (int)s->dtype;
+  const int dtype = (int)s->dtype, apart = are_keys && dtype == DTYPE_BF16;
   float *wide = t->wide;
-  for (size_t i = 0; i < n; i++, wide += width) {
-    bytes row = rows[i] == (bytes)t->zeros ? rows[i] : packed_row(s, rows[i], t->packed);
+  for (size_t i = 0; i < run->keys; i++, wide += width) {
+    bytes row = run->rows[i] == (bytes)t->zeros ? run->rows[i] : packed_row(s, run->rows[i], t->packed);
     for (size_t d = 0; d < whole; d += LANES) {
-      if (ahead && d * size % 64 == 0) {
-        prefetch_far(ahead[i] + d * size);
+      if (d * size % 64 == 0 && run->to) {
+        prefetch_far(run->ahead[i] + d * size);
       }
-      v_store(wide + d, load_any(row, d, dtype));
+      if (apart) { /* the second half of each store is written over by the next */
+        vf x[2];
+        v_pairs_bf16(x, (const uint16_t *)(const void *)row + d, (const uint16_t *)(const void *)row + d);
+        v_store(wide + d, x[0]);
+        v_store(wide + d + HALF, x[1]);
+      } else {
+        v_store(wide + d, load_any(row, d, dtype));
+      }
     }
     if (whole < width) {
       v_store(wide + whole, lanes_load(row, whole, dim - whole, dtype, 1.0f, 0.0f, 0.0f));
+      if (apart) {
+        as_met(wide + whole, dtype);
+      }
     }
   }
-}
-
-/* The rows KEYS_AHEAD of those from `key` on; where they end, at `to`, others come after, of which [from, end) are
- * wanted.
- */
-INLINE const bytes *rows_ahead(const bytes *rows, size_t key, size_t to, const bytes *after, size_t from, size_t end) {
-  size_t ahead = key + KEYS_AHEAD, beyond = from + ahead - to;
-  return ahead < to ? rows + ahead : beyond < end ? after + beyond : NULL;
 }
 
 /* ---- scores ---- */
@@ -257,69 +273,115 @@ INLINE vf adjusted(const struct tile *t, size_t row, size_t key, vf score) {
   return v_select(m_of_bits(bits), score, v_set1(-INFINITY));
 }
 
-INLINE int is_plain(const struct tile *t, size_t key) {
+/* Whether all rows see all keys [from, to), and nothing is added to their scores. */
+INLINE int are_plain(const struct tile *t, size_t from, size_t to) {
   const struct attend_args *a = t->a;
-  int64_t position = t->now->start + (int64_t)key;
-  return position >= t->all_from && position + LANES <= t->all_to && !t->now->holes[key / LANES] && !a->mask_kind &&
+  int64_t position = t->now->start;
+  unsigned holes = 0;
+  for (size_t i = from; i < to; i += LANES) {
+    holes |= t->now->holes[i / LANES];
+  }
+  return position + (int64_t)from >= t->all_from && position + (int64_t)to <= t->all_to && !holes && !a->mask_kind &&
          !a->slopes.ptr && a->soft_cap == 0.0;
 }
 
-/* From the dot products of up to four rows with SOME_KEYS keys: their scores and maxima. */
-INLINE vn take_scores(const struct tile *t, size_t key, size_t row, size_t n, const float *products, vn nans) {
-  const int quantised = t->a->key.dtype == DTYPE_I8, plain = is_plain(t, key);
-  const vf scale = v_set1((float)t->a->scale);
-  vf x[FOUR];
-  v_unzip4(x, products);
-  for (size_t i = 0; i < n; i++) {
-    size_t r = row + i;
-    vf score = x[i];
-    if (quantised) { /* q (s (c - z)) = s (q c - z sum(q)) */
-      score = v_sub(score, v_mul(v_load(t->now->k_zero + key), v_set1(t->q_sums[r])));
-      score = v_mul(score, v_load(t->now->k_scale + key));
-    }
-    score = v_mul(score, scale);
-    if (!plain) {
-      score = adjusted(t, r, key, score);
-    }
-    x[i] = score;
-    v_store(t->maxima + r * LANES, v_max(score, v_load(t->maxima + r * LANES)));
-    v_store(t->scores + r * SCORES_ROW + key, score);
-  }
-  for (size_t i = n; i < FOUR; i++) {
-    x[i] = scale;
-  }
-  return n_see(n_see(nans, x[0], x[1]), x[2], x[3]);
-}
-
-static int score_keys(const struct tile *t) {
-  const struct keys *keys = t->now;
+/* The dot products of all rows with all keys. */
+static void multiply_keys(const struct tile *t) {
+  struct keys *keys = t->now;
   const struct side *k = &t->a->key;
   const dots_fn *products_of = dots_of[t->k_direct ? k->dtype : DTYPE_F32];
+  const size_t passes = (t->rows + FOUR - 1) / FOUR;
+  const size_t some = t->k_direct && passes == 1 ? keys->to - keys->from : SOME_KEYS;
   bytes widened[SOME_KEYS];
-  float products[SOME_KEYS * FOUR] = {0};
-  vn nans = n_none();
   for (size_t i = 0; i < SOME_KEYS; i++) {
     widened[i] = (bytes)(t->wide + i * t->k_width);
   }
-  for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
-    const bytes *rows = keys->k + key;
-    const bytes *ahead = rows_ahead(keys->k, key, keys->to, keys->v, keys->from, keys->to);
+  for (size_t key = keys->from; key < keys->to; key += some) {
+    const bytes *rows = k_row(keys, key);
+    struct run run = {rows, rows + KEYS_AHEAD, some, 0, SOME_KEYS};
     if (!t->k_direct) {
-      widen_rows(t, t->k_width, rows, ahead, SOME_KEYS, k);
-      rows = widened;
-      ahead = NULL;
+      widen_rows(t, t->k_width, &run, k, 1);
+      run = (struct run){widened, widened, some, 0, 0};
     }
     for (size_t r = 0; r < t->rows; r += FOUR) {
-      size_t n = min_size(t->rows - r, FOUR);
-      products_of[n - 1](products, rows, ahead, t->q + r * t->k_width, t->k_width);
-      nans = take_scores(t, key, r, n, products, nans);
-      ahead = NULL;
+      const struct run pass = pass_of(run, r / FOUR, passes);
+      products_of[min_size(t->rows - r, FOUR) - 1](t->scores + r * SCORES_ROW + key, &pass, t->q + r * t->k_width,
+                                                   t->k_width);
     }
   }
-  return n_any(nans);
 }
 
 /* ---- weights ---- */
+
+/* Sums over a chunk run in four vectors: vector i is added to the fourth of them, j, that it belongs to. */
+#define FOR_FOURS(i, j, from, to)                                                              \
+  for (size_t first_ = (from) / (4 * LANES) * (4 * LANES); first_ < (to); first_ += 4 * LANES) \
+  _Pragma("GCC unroll 4") for (size_t j = 0, i = first_; j < 4; j++, i += LANES) if (i >= (from) && i < (to))
+
+/* Dot products to scores, and their maximum: a NaN if there is one among them. */
+INLINE float take_scores(const struct tile *t, size_t row) {
+  const struct keys *keys = t->now;
+  const size_t from = keys->from, to = keys->to;
+  const int quantised = t->a->key.dtype == DTYPE_I8, plain = are_plain(t, from, to);
+  const vf scale = v_set1((float)t->a->scale), q_sum = v_set1(t->q_sums[row]);
+  float *x = t->scores + row * SCORES_ROW;
+  vf m = v_set1(-INFINITY);
+  vn nans = n_none();
+  for (size_t i = from; i < to; i += LANES) {
+    vf score = v_load(x + i);
+    if (quantised) { /* q (s (c - z)) = s (q c - z sum(q)) */
+      score = v_mul(v_sub(score, v_mul(v_load(keys->k_zero + i), q_sum)), v_load(keys->k_scale + i));
+    }
+    score = v_mul(score, scale);
+    if (!plain && !are_plain(t, i, i + LANES)) {
+      score = adjusted(t, row, i, score);
+    }
+    m = v_max(score, m);
+    nans = n_see(nans, score, score);
+    v_store(x + i, score);
+  }
+  return n_any(nans) ? NAN : v_max_across(m);
+}
+
+/* x[i] = exp(x[i] - m), and their sum. Not inlined: amid a whole task there are no registers for exp's constants. */
+static __attribute__((noinline)) float exp_from(float *x, float m, size_t from, size_t to) {
+  const vf top = v_set1(m);
+  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
+  FOR_FOURS(i, j, from, to) {
+    vf e = v_exp(v_sub(v_load(x + i), top)); /* where m is -inf, of a NaN: 0 */
+    acc[j] = v_add(acc[j], e);
+    v_store(x + i, e);
+  }
+  return sum_across64(acc);
+}
+
+/* Dot products to weights exp(score - m), and their sum. A NaN or +inf among the scores makes all of the row NaN. */
+INLINE void weigh_row(const struct tile *t, size_t row) {
+  const size_t from = t->now->from, to = t->now->to;
+  float *x = t->scores + row * SCORES_ROW, m = take_scores(t, row);
+  if (m < INFINITY) {
+    t->m[row] = m;
+    t->sums[row] = exp_from(x, m, from, to);
+  } else {
+    t->m[row] = INFINITY;
+    t->sums[row] = NAN;
+    fill(x + from, to - from, 0.0f);
+  }
+}
+
+/* Weights to what codes are to be multiplied by; returns what their zeros amount to. */
+INLINE float weigh_codes(const struct tile *t, float *weights) {
+  const struct keys *keys = t->now;
+  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
+  FOR_FOURS(i, j, keys->from, keys->to) {
+    vf w = v_mul(v_load(weights + i), v_load(keys->v_scale + i));
+    acc[j] = v_fma(w, v_load(keys->v_zero + i), acc[j]);
+    v_store(weights + i, w);
+  }
+  return sum_across64(acc);
+}
+
+/* ---- values ---- */
 
 INLINE int has_nan(const float *x, size_t from, size_t to) {
   vn nans = n_none();
@@ -329,62 +391,27 @@ INLINE int has_nan(const float *x, size_t from, size_t to) {
   return n_any(nans);
 }
 
-/* Scores to weights exp(score - m), and their sum. A NaN or +inf among the scores makes all of the row NaN. */
-INLINE void weigh_row(const struct tile *t, size_t row, int any_nan) {
-  const struct keys *keys = t->now;
-  float *x = t->scores + row * SCORES_ROW, m = v_max_across(v_load(t->maxima + row * LANES));
-  if (m == INFINITY || (any_nan && has_nan(x, keys->from, keys->to))) {
-    t->m[row] = INFINITY;
-    t->sums[row] = NAN;
-    fill(x + keys->from, keys->to - keys->from, 0.0f);
-    return;
-  }
-  const vf top = v_set1(m);
-  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
-  for (size_t i = keys->from; i < keys->to; i += LANES) {
-    vf e = v_exp(v_sub(v_load(x + i), top)); /* where m is -inf, of a NaN: 0 */
-    acc[i / LANES % 4] = v_add(acc[i / LANES % 4], e);
-    v_store(x + i, e);
-  }
-  t->m[row] = m;
-  t->sums[row] = sum_across64(acc);
-}
-
-/* Weights to what codes are to be multiplied by; returns what their zeros amount to. */
-INLINE float weigh_codes(const struct tile *t, float *weights) {
-  const struct keys *keys = t->now;
-  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
-  for (size_t i = keys->from; i < keys->to; i += LANES) {
-    vf w = v_mul(v_load(weights + i), v_load(keys->v_scale + i));
-    acc[i / LANES % 4] = v_fma(w, v_load(keys->v_zero + i), acc[i / LANES % 4]);
-    v_store(weights + i, w);
-  }
-  return sum_across64(acc);
-}
-
-/* ---- values ---- */
-
 static void sum_values(const struct tile *t) {
-  const struct keys *keys = t->now, *next = t->next;
+  struct keys *keys = t->now;
   const struct side *v = &t->a->value;
   const weighted_fn *sum_of = weighted_of[t->v_direct ? v->dtype : DTYPE_F32];
+  const size_t passes = (t->rows + FOUR - 1) / FOUR;
   bytes widened[SOME_KEYS];
   for (size_t i = 0; i < SOME_KEYS; i++) {
     widened[i] = (bytes)(t->wide + i * t->v_width);
   }
   fill(t->values, t->rows * t->v_width, 0.0f);
   for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
-    const bytes *rows = keys->v + key;
-    const bytes *ahead = rows_ahead(keys->v, key, keys->to, next->k, next->from, next->to);
+    const bytes *rows = v_row(keys, key);
+    struct run run = {rows, rows + KEYS_AHEAD, SOME_KEYS, 0, SOME_KEYS};
     if (!t->v_direct) {
-      widen_rows(t, t->v_width, rows, ahead, SOME_KEYS, v);
-      rows = widened;
-      ahead = NULL;
+      widen_rows(t, t->v_width, &run, v, 0);
+      run = (struct run){widened, widened, SOME_KEYS, 0, 0};
     }
     for (size_t r = 0; r < t->rows; r += FOUR) {
-      size_t n = min_size(t->rows - r, FOUR);
-      sum_of[n - 1](t->values + r * t->v_width, t->v_width, t->scores + r * SCORES_ROW + key, rows, SOME_KEYS, ahead);
-      ahead = NULL;
+      const struct run pass = pass_of(run, r / FOUR, passes);
+      sum_of[min_size(t->rows - r, FOUR) - 1](t->values + r * t->v_width, t->v_width, t->scores + r * SCORES_ROW + key,
+                                              &pass);
     }
   }
 }
@@ -392,26 +419,28 @@ static void sum_values(const struct tile *t) {
 /* The row's sum once more, of what it sees alone: values it does not see were met with weight 0, and 0 times a NaN or
    an infinity is a NaN. */
 static void sum_seen(const struct tile *t, size_t row) {
-  const struct keys *keys = t->now;
+  struct keys *keys = t->now;
   float *sums = t->values + row * t->v_width, *weights = t->scores + row * SCORES_ROW;
   fill(sums, t->v_width, 0.0f);
   for (size_t key = keys->from; key < keys->to; key += LANES) {
     vf ignored = v_set1(0.0f);
     for (unsigned bits = seen(t, row, key, &ignored); bits; bits &= bits - 1) {
       size_t i = key + (size_t)__builtin_ctz(bits);
-      bytes wide = (bytes)t->wide;
-      widen_rows(t, t->v_width, keys->v + i, NULL, 1, &t->a->value);
-      weighted_of[DTYPE_F32][0](sums, t->v_width, weights + i, &wide, 1, NULL);
+      const struct run one = {v_row(keys, i), v_row(keys, i), 1, 0, 0};
+      widen_rows(t, t->v_width, &one, &t->a->value, 0);
+      for (size_t d = 0; d < t->v_width; d += LANES) {
+        v_store(sums + d, v_fma(v_set1(weights[i]), v_load(t->wide + d), v_load(sums + d)));
+      }
     }
   }
 }
 
 static void attend_chunk(const struct tile *t) {
-  int any_nan = score_keys(t);
+  multiply_keys(t);
   const int quantised = t->a->value.dtype == DTYPE_I8;
   float zeros[ATTEND_ROWS];
   for (size_t r = 0; r < t->rows; r++) {
-    weigh_row(t, r, any_nan);
+    weigh_row(t, r);
     zeros[r] = quantised ? weigh_codes(t, t->scores + r * SCORES_ROW) : 0.0f;
   }
   sum_values(t);
@@ -495,7 +524,7 @@ static void attend_task(const struct attend_args *a, const struct attend_task *t
     if (chunk + 1 < end) {
       find_keys(&t, t.next, chunk + 1);
     }
-    fill(t.maxima, t.rows * LANES, -INFINITY);
+    find_ahead(&t, t.now, t.next);
     attend_chunk(&t);
     if (in_pieces) {
       keep_states(&t, chunk);
