@@ -91,6 +91,7 @@ INLINE vf v_pair_f16(const uint16_t *a, const uint16_t *b) {
 }
 INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) { return vf2(bf16x8(a), bf16x8(b)); }
 INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) { return vf2(i8x8(a), i8x8(b)); }
+INLINE vf v_once(vf a) { return a; }
 INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 INLINE void prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 

@@ -78,6 +78,7 @@ INLINE vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
   QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((i < 2 ? a : b) + i % 2 * 4), 16)));
 }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE vf v_once(vf a) { return a; }
 INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
 INLINE void prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); }
 

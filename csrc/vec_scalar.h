@@ -116,6 +116,7 @@ WORD vf v_pair_bf16(const uint16_t *a, const uint16_t *b) {
 }
 WORD vf v_pair_i8(const int8_t *a, const int8_t *b) { EACH(vf, f, (float)(i < 8 ? a[i] : b[i - 8])); }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE vf v_once(vf a) { return a; }
 INLINE void prefetch(const void *p) { (void)p; }
 INLINE void prefetch_far(const void *p) { (void)p; }
 
