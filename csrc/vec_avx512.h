@@ -61,8 +61,8 @@ INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) {
   __m128i ab = _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)a), _mm_loadl_epi64((const __m128i *)b));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(ab));
 }
-/* gcc 12 gives a vector's load to each of its uses: maxima of a row that lies 16 bytes behind a line, as NumPy's do, then
-   take 1.4 times as long (Zen 4, 2026-11-30). */
+/* gcc 12 gives a vector's load to each of its uses: maxima of a row that lies 16 bytes behind a line, as NumPy's do,
+   then take 1.4 times as long (Zen 4, 2026-11-30). */
 INLINE vf v_once(vf a) {
 #ifndef LANEWISE_SIMDE
   __asm__("" : "+v"(a));
