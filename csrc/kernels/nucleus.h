@@ -166,16 +166,20 @@ static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, d
   float low, high;
   guess_bounds(x, n, m, top_p, scratch, &low, &high);
   split_mass(&s, x, n, m, low, high);
-  uint64_t limit = top_p_limit(top_p, s.total), between = mass_of(s.left, s.count, m, everything);
+  uint64_t limit = top_p_limit(top_p, s.total);
   if (s.above >= limit) {
     s.above = 0;
     s.count = pick_side(s.left, x, n, high, 1);
-  } else if (s.above + between < limit) {
-    s.above += between;
-    s.count = pick_side(s.left, x, n, low, 0);
   }
   float value = bisect(&s, m, limit);
-  uint64_t w = mass_of(&value, 1, m, everything), ties = w ? (limit - s.above + w - 1) / w : 1;
+  uint64_t w = s.count ? mass_of(&value, 1, m, everything) : 0;
+  if (s.above + s.count * w < limit) { /* it is below them all */
+    s.above += s.count * w;
+    s.count = pick_side(s.left, x, n, low, 0);
+    value = bisect(&s, m, limit);
+    w = mass_of(&value, 1, m, everything);
+  }
+  uint64_t ties = w ? (limit - s.above + w - 1) / w : 1;
   return (struct weighed){{value, nth_equal(x, n, value, ties) + 1}, s.above + ties * w};
 }
 
