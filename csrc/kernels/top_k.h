@@ -16,7 +16,7 @@ static size_t count_reaching(const float *v, size_t n, float t) {
   return (size_t)v_sum_across(v_add(acc[0], acc[1]));
 }
 
-enum { GROUPS = 512 };
+enum { GROUPS = 256 };
 
 /* The largest of v's entries i, i + GROUPS, i + 2 GROUPS, ...: neighbours, alike in a sorted row, are in other groups.
  */
@@ -35,7 +35,7 @@ static void largest_of_groups(float largest[GROUPS], const float *v, size_t n) {
 static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
   float least, most, largest[GROUPS], known = -INFINITY;
   size_t reached = n;
-  if (n >= 2 * GROUPS && k <= GROUPS / 8) {
+  if (n >= 3 * GROUPS / 2 && k <= GROUPS / 4) {
     largest_of_groups(largest, v, n);
     known = bound_reached(largest, GROUPS, k, k + (enough - k) / 2);
     reached = count_reaching(v, n, known);
