@@ -14,6 +14,7 @@
      prefetch(p)                               may bring the line at p closer; p need not be an address
      prefetch_far(p)                           the same, but no closer than the second level of the caches
      vf v_set1(a)  v_load(p)  v_load_n(p, n, fill)  v_store(p, v)  v_store_n(p, n, v)
+     vf v_once(v)                              v, whose load is not done again where v is used again
      vf v_load_f16(p)  v_load_bf16(p)  v_load_i8(p)   widened exactly; a NaN stays a NaN
      v_store_f16(p, v)  v_store_bf16(p, v)     rounded to nearest, ties to even; a NaN gives the quiet one
      v_store_i8(p, v)                          of whole numbers in [-128, 127]

@@ -96,6 +96,7 @@ INLINE void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
   out[1] = vf2(_mm256_castsi256_ps(_mm256_and_si256(x, odd)), _mm256_castsi256_ps(_mm256_and_si256(y, odd)));
 }
 INLINE vf v_pair_i8(const int8_t *a, const int8_t *b) { return vf2(i8x8(a), i8x8(b)); }
+INLINE vf v_once(vf a) { return a; }
 INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 INLINE void prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 

@@ -82,6 +82,7 @@ INLINE void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
   }
 }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE vf v_once(vf a) { return a; }
 INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
 INLINE void prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); }
 

@@ -120,6 +120,7 @@ WORD void v_pairs_bf16(vf out[2], const uint16_t *a, const uint16_t *b) {
 }
 WORD vf v_pair_i8(const int8_t *a, const int8_t *b) { EACH(vf, f, (float)(i < 8 ? a[i] : b[i - 8])); }
 INLINE vf v_twice(const float *p) { return v_pair(p, p); }
+INLINE vf v_once(vf a) { return a; }
 INLINE void prefetch(const void *p) { (void)p; }
 INLINE void prefetch_far(const void *p) { (void)p; }
 

@@ -32,7 +32,8 @@ INLINE void read_exp_rows(const struct row_args *a, void *scratch, int dtype) {
   read_max_rows(a, scratch, dtype);
   FOR_ROWS (r, a) {
     float *out = (float *)((char *)a->out.ptr + a->out_stride * r);
-    *out = block_exp_sum(row_of(a->x.ptr, a->x_stride, r), 0, (size_t)a->cols, dtype, *out, 1.0f, NULL);
+    const void *x = row_of(a->x.ptr, a->x_stride, r);
+    *out = block_exp_sum(x, 0, (size_t)a->cols, dtype, *out, 1.0f, NULL, x);
   }
 }
 

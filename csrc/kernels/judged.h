@@ -46,9 +46,7 @@ INLINE void masked_maxima(float *maxima, const void *x, size_t n, int dtype, con
 #pragma GCC unroll 16 /* as in maxima_of */
     for (size_t i = 0; i < ROWS; i++) {
       vf v[4];
-      for (size_t j = 0; j < 4; j++) {
-        v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
-      }
+      load_once(v, x, (b + i) * BLOCK, dtype);
       row[i] = masked_max(v, allowed[i], &nan);
     }
     v_max_rows(maxima + b, row);

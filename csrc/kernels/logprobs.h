@@ -51,13 +51,14 @@ static void sum_weighted(struct block_sums *s, const float *z, size_t n, float r
 }
 
 /* max is the largest logit up to and with these n */
-static struct block_sums sums_of(const float *z, size_t n, float max, float inverse, int with_entropy) {
+static struct block_sums sums_of(const float *z, size_t n, float max, float inverse, int with_entropy,
+                                 const char *later) {
   struct block_sums s = {max, 0.0f, 0.0f};
   float reference = max == -INFINITY ? 0.0f : max; /* any finite one makes every term 0 */
   if (with_entropy) {
     sum_weighted(&s, z, n, reference, inverse);
   } else {
-    s.sum = sum_exp(z, n, reference, inverse);
+    s.sum = sum_exp(z, n, reference, inverse, later);
   }
   return s;
 }
@@ -116,7 +117,8 @@ static void find_law(struct law *law, const void *x, size_t n, int64_t dtype, fl
     }
     law->max = m > law->max ? m : law->max;
     if (!law->greedy) {
-      sums[count] = sums_of(z, end - i, law->max, law->inverse, law->with_entropy);
+      sums[count] =
+          sums_of(z, end - i, law->max, law->inverse, law->with_entropy, (const char *)x + end * dtype_size(dtype));
     }
     if (m > law->bound) { /* while the block is at hand */
       law->above += count_above(z, end - i, own, law->bound);

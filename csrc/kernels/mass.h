@@ -67,6 +67,10 @@ struct tally {
 
 INLINE struct tally no_tally(void) { return (struct tally){w_zero()}; }
 INLINE void tally(struct tally *t, vf e) { t->sum = w_add(t->sum, e); }
+INLINE void tally_both(struct tally *all, struct tally *some, vf e, vm which) {
+  tally(all, e);
+  tally(some, v_keep(which, e));
+}
 INLINE void settle_tally(struct tally *t, uint32_t adds) { (void)t, (void)adds; }
 INLINE uint64_t tally_total(const struct tally *t) { return w_total(t->sum); }
 #else
@@ -76,11 +80,28 @@ struct tally {
 };
 
 INLINE struct tally no_tally(void) { return (struct tally){u_set1(0), u_set1(0), 0}; }
-INLINE void tally(struct tally *t, vf e) {
-  const vf twelve = v_set1(12.0f); /* its last bit is worth 2^-20 */
-  vf high = v_add(e, twelve), rest = v_sub(e, v_sub(high, twelve));
+/* 12, whose last bit is worth 2^-20, and 1.5 * 2^23, whose last bit is worth 1: what nothing adds */
+#define HIGH_NONE v_set1(12.0f)
+#define LOW_NONE v_set1(0x1.8p23f)
+INLINE void split_weight(vf *high, vf *low, vf e) {
+  *high = v_add(e, HIGH_NONE);
+  *low = v_fma(v_sub(e, v_sub(*high, HIGH_NONE)), v_set1(0x1p43f), LOW_NONE);
+}
+INLINE void add_split(struct tally *t, vf high, vf low) {
   t->high = u_add(t->high, v_bits(high));
-  t->low = u_add(t->low, v_bits(v_fma(rest, v_set1(0x1p43f), v_set1(0x1.8p23f))));
+  t->low = u_add(t->low, v_bits(low));
+}
+INLINE void tally(struct tally *t, vf e) {
+  vf high, low;
+  split_weight(&high, &low, e);
+  add_split(t, high, low);
+}
+/* All of e to one sum, what is in `which` to another. */
+INLINE void tally_both(struct tally *all, struct tally *some, vf e, vm which) {
+  vf high, low;
+  split_weight(&high, &low, e);
+  add_split(all, high, low);
+  add_split(some, v_select(which, high, HIGH_NONE), v_select(which, low, LOW_NONE));
 }
 static void settle_lanes(uint64_t *total, const uint32_t high[LANES], const uint32_t low[LANES], uint32_t adds) {
   for (size_t i = 0; i < LANES; i++) {

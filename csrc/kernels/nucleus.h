@@ -17,15 +17,20 @@ INLINE vf term_of(vf v, struct measure m, int of_logits) {
 
 INLINE uint64_t mass_as(const float *x, size_t n, struct measure m, struct prefix kept, int of_logits) {
   const struct cut cut = cut_of(kept);
-  vw acc = w_zero();
-  for (size_t i = 0; i < n; i += LANES) {
-    vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
-    vm which = is_kept(&cut, i, v);
-    if (m_bits(which)) {
-      acc = w_add(acc, v_keep(which, term_of(v, m, of_logits)));
+  struct tally mass = no_tally();
+  for (size_t i = 0; i < n;) {
+    uint32_t adds = 0;
+    for (size_t end = min_size(i + TALLY * LANES, n); i < end; i += LANES) {
+      vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY);
+      vm which = is_kept(&cut, i, v);
+      if (m_bits(which)) {
+        tally(&mass, v_keep(which, term_of(v, m, of_logits)));
+        adds++;
+      }
     }
+    settle_tally(&mass, adds);
   }
-  return w_total(acc);
+  return tally_total(&mass);
 }
 static uint64_t mass_of(const float *x, size_t n, struct measure m, struct prefix kept) {
   return m.inverse > 0.0f ? mass_as(x, n, m, kept, 1) : mass_as(x, n, m, kept, 0);
@@ -108,19 +113,19 @@ INLINE void split_mass_as(struct search *s, const float *x, size_t n, struct mea
                           int of_logits) {
   const vf bottom = v_set1(low), top = v_set1(high);
   struct tally total = no_tally(), above = no_tally();
-  s->count = 0;
+  float *left = s->left; /* not through s, which stores of vectors might change for all the compiler knows */
+  size_t count = 0;
   for (size_t i = 0; i < n;) {
     uint32_t adds = 0;
     for (size_t end = min_size(i + TALLY * LANES, n); i < end; i += LANES, adds++) {
       vf v = n - i >= LANES ? v_load(x + i) : v_load_n(x + i, n - i, -INFINITY), term = term_of(v, m, of_logits);
-      vm over = v_ge(v, top);
-      tally(&total, term);
-      tally(&above, v_keep(over, term));
-      s->count += v_compress(s->left + s->count, v, m_and(v_ge(v, bottom), v_gt(top, v)));
+      tally_both(&total, &above, term, v_ge(v, top));
+      count += v_compress(left + count, v, m_and(v_ge(v, bottom), v_gt(top, v)));
     }
     settle_tally(&total, adds);
     settle_tally(&above, adds);
   }
+  s->count = count;
   s->total = tally_total(&total);
   s->above = tally_total(&above);
 }
@@ -161,16 +166,20 @@ static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, d
   float low, high;
   guess_bounds(x, n, m, top_p, scratch, &low, &high);
   split_mass(&s, x, n, m, low, high);
-  uint64_t limit = top_p_limit(top_p, s.total), between = mass_of(s.left, s.count, m, everything);
+  uint64_t limit = top_p_limit(top_p, s.total);
   if (s.above >= limit) {
     s.above = 0;
     s.count = pick_side(s.left, x, n, high, 1);
-  } else if (s.above + between < limit) {
-    s.above += between;
-    s.count = pick_side(s.left, x, n, low, 0);
   }
   float value = bisect(&s, m, limit);
-  uint64_t w = mass_of(&value, 1, m, everything), ties = w ? (limit - s.above + w - 1) / w : 1;
+  uint64_t w = s.count ? mass_of(&value, 1, m, everything) : 0;
+  if (s.above + s.count * w < limit) { /* it is below them all */
+    s.above += s.count * w;
+    s.count = pick_side(s.left, x, n, low, 0);
+    value = bisect(&s, m, limit);
+    w = mass_of(&value, 1, m, everything);
+  }
+  uint64_t ties = w ? (limit - s.above + w - 1) / w : 1;
   return (struct weighed){{value, nth_equal(x, n, value, ties) + 1}, s.above + ties * w};
 }
 

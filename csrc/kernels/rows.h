@@ -5,14 +5,21 @@ INLINE double at_most_1e30(double temperature) { return temperature > 1e30 ? 1e3
 
 INLINE vn see_four(vn seen, const vf v[4]) { return n_see(n_see(seen, v[0], v[1]), v[2], v[3]); }
 
+/* 64 elements from i on. */
+INLINE void load_once(vf v[4], const void *x, size_t i, int dtype) {
+  for (size_t j = 0; j < 4; j++) {
+    v[j] = v_once(row_load(x, i + LANES * j, dtype));
+  }
+}
+
 /* The largest of x[i..end), NaNs left out but noticed. */
 INLINE float block_max(const void *x, size_t i, size_t end, int dtype, int *has_nan) {
   const float lowest = -INFINITY;
   vf acc[4] = {v_set1(lowest), v_set1(lowest), v_set1(lowest), v_set1(lowest)}, v[4];
   vn nan = n_none();
   for (; i + 64 <= end; i += 64) {
+    load_once(v, x, i, dtype);
     for (size_t j = 0; j < 4; j++) {
-      v[j] = row_load(x, i + LANES * j, dtype);
       acc[j] = v_max(v[j], acc[j]);
     }
     nan = see_four(nan, v);
@@ -53,9 +60,7 @@ INLINE void maxima_of(float *maxima, const void *x, size_t n, int dtype, int pro
 #pragma GCC unroll 16 /* else each row goes through memory on its way to v_max_rows */
     for (size_t i = 0; i < ROWS; i++) {
       vf v[4];
-      for (size_t j = 0; j < 4; j++) {
-        v[j] = row_load(x, (b + i) * BLOCK + j * LANES, dtype);
-      }
+      load_once(v, x, (b + i) * BLOCK, dtype);
       watch(&seen, v, probs);
       row[i] = max_of_four(v);
     }

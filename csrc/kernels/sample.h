@@ -8,19 +8,42 @@
    prefix of that order, and noise belongs to the id, so the first winner that is left is the winner over all that is.
  */
 
-/* Kept ids, ascending, and their logprobs, renormalised by the weight that is kept. */
+/* What is told of a row's kept: ids, ascending, and their logprobs, renormalised by the weight that is kept. */
+struct support {
+  int64_t *ids;
+  float *logprobs;
+  int64_t *count; /* so far */
+  float max, inverse;
+  double log_weight;
+};
+
+static struct support support_of(const struct sample_args *a, int64_t row, float max, float inverse, uint64_t weight) {
+  int64_t *count = (int64_t *)a->support_counts.ptr + row;
+  *count = 0;
+  return (struct support){(int64_t *)a->support_ids.ptr + row * a->cols,
+                          (float *)a->support_logprobs.ptr + row * a->cols,
+                          count,
+                          max,
+                          inverse,
+                          log64_1((double)weight) - WEIGHT_BITS * 6.93147180559945286227e-01};
+}
+
+/* Copies, since no store can change them: the loops become vectors. */
+static void put_more(struct support s, struct list kept) {
+  int64_t *ids = s.ids + *s.count;
+  float *logprobs = s.logprobs + *s.count;
+  for (size_t i = 0; i < kept.count; i++) {
+    ids[i] = kept.id[i];
+  }
+  for (size_t i = 0; i < kept.count; i++) {
+    logprobs[i] = (float)((double)((kept.value[i] + 0.0f - s.max) * s.inverse) - s.log_weight);
+  }
+  *s.count += (int64_t)kept.count;
+}
+
 static void put_support(const struct sample_args *a, int64_t row, const struct list *kept, float max, float inverse,
                         uint64_t weight) {
-  int64_t *ids = (int64_t *)a->support_ids.ptr + row * a->cols;
-  float *logprobs = (float *)a->support_logprobs.ptr + row * a->cols;
-  double log_weight = log64_1((double)weight) - WEIGHT_BITS * 6.93147180559945286227e-01;
-  for (size_t i = 0; i < kept->count; i++) {
-    ids[i] = kept->id[i];
-  }
-  for (size_t i = 0; i < kept->count; i++) {
-    logprobs[i] = (float)((double)((kept->value[i] + 0.0f - max) * inverse) - log_weight);
-  }
-  ((int64_t *)a->support_counts.ptr)[row] = (int64_t)kept->count;
+  put_more(support_of(a, row, max, inverse, weight), *kept);
 }
 
 /* ---- the exact way ---- */
@@ -131,11 +154,10 @@ static int is_left(struct left *l, const struct judged *j, struct winner w) {
   return l->nucleus.top_p >= 1.0 || is_in_nucleus(&l->nucleus, w);
 }
 
-/* What is in p, in id order. */
-static struct list gather(const struct judged *j, struct prefix p, char **scratch) {
+/* What blocks from..end have in p, behind what the list has. */
+static struct list gather_more(struct list list, const struct judged *j, struct prefix p, size_t from, size_t end) {
   const struct cut cut = cut_of(p);
-  struct list list = list_in(scratch, j->n);
-  for (size_t b = 0; b < j->blocks; b++) {
+  for (size_t b = from; b < end; b++) {
     if (has_part(j, b, p)) {
       float room[BLOCK];
       const float *z = block_of(j, b, room);
@@ -146,6 +168,11 @@ static struct list gather(const struct judged *j, struct prefix p, char **scratc
     }
   }
   return list;
+}
+
+/* What is in p, in id order. */
+static struct list gather(const struct judged *j, struct prefix p, char **scratch) {
+  return gather_more(list_in(scratch, j->n), j, p, 0, j->blocks);
 }
 
 /* The nucleus of what l->nucleus is of: nothing else weighs. */
@@ -188,15 +215,18 @@ static struct weighed all_left(struct left *l, const struct judged *j, float inv
   return (struct weighed){kept, same ? nucleus.weight : 0};
 }
 
+enum { AT_ONCE = 32 }; /* blocks */
+
 static size_t draw_from_all_left(struct left *l, const struct judged *j, const struct sample_args *a, int64_t row,
                                  double temperature, const struct philox_key *key, char *scratch) {
   float inverse = (float)(1.0 / temperature);
   struct weighed kept = all_left(l, j, inverse, scratch);
-  const struct list list = gather(j, kept.prefix, &scratch);
-  if (!kept.weight) {
-    kept.weight = mass_of(list.value, list.count, (struct measure){j->max, inverse}, everything);
+  uint64_t weight = kept.weight ? kept.weight : exact_mass(j, kept.prefix, inverse);
+  const struct support s = support_of(a, row, j->max, inverse, weight);
+  const struct list none = list_in(&scratch, AT_ONCE * BLOCK);
+  for (size_t b = 0; b < j->blocks; b += AT_ONCE) { /* a list of all would leave the caches before it is put */
+    put_more(s, gather_more(none, j, kept.prefix, b, min_size(b + AT_ONCE, j->blocks)));
   }
-  put_support(a, row, &list, j->max, inverse, kept.weight);
   return gumbel_argmax(j, kept.prefix, temperature, key).id;
 }
 

@@ -20,12 +20,15 @@ INLINE float inverse_temperature(const struct row_args *a, int64_t row, int *gre
   return (float)(1.0 / at_most_1e30(t));
 }
 
-/* Sum of exp((x - reference) * inverse) over x[i..end); stores the terms unless out is NULL. */
-INLINE float block_exp_sum(const void *x, size_t i, size_t end, int dtype, float reference, float inverse, float *out) {
+/* Sum of exp((x - reference) * inverse) over x[i..end); stores the terms unless out is NULL. Exponentials leave memory
+   idle, so what is read next, which lies from `later` on, is asked for meanwhile. */
+INLINE float block_exp_sum(const void *x, size_t i, size_t end, int dtype, float reference, float inverse, float *out,
+                           const char *later) {
   vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, v[4];
   const vf ref = v_set1(reference), inv = v_set1(inverse);
   for (; i + 64 <= end; i += 64) {
-    for (size_t j = 0; j < 4; j++) {
+    for (size_t j = 0; j < 4; j++, later += LANES * sizeof(float)) {
+      prefetch(later);
       vf e = v_exp(v_mul(v_sub(row_load(x, i + LANES * j, dtype), ref), inv));
       if (out) {
         v_store(out + i + LANES * j, e);
@@ -52,13 +55,13 @@ INLINE double block_factor(float reference, float max, float inverse) {
 }
 
 /* One body of each for every caller: the exponential, four at a time, is long. */
-static float sum_exp(const float *z, size_t n, float reference, float inverse) {
-  return inverse == 1.0f ? block_exp_sum(z, 0, n, DTYPE_F32, reference, 1.0f, NULL) /* a product less */
-                         : block_exp_sum(z, 0, n, DTYPE_F32, reference, inverse, NULL);
+static float sum_exp(const float *z, size_t n, float reference, float inverse, const char *later) {
+  return inverse == 1.0f ? block_exp_sum(z, 0, n, DTYPE_F32, reference, 1.0f, NULL, later) /* a product less */
+                         : block_exp_sum(z, 0, n, DTYPE_F32, reference, inverse, NULL, later);
 }
-static float put_exp(float *out, const float *z, size_t n, float reference, float inverse) {
-  return inverse == 1.0f ? block_exp_sum(z, 0, n, DTYPE_F32, reference, 1.0f, out)
-                         : block_exp_sum(z, 0, n, DTYPE_F32, reference, inverse, out);
+static float put_exp(float *out, const float *z, size_t n, float reference, float inverse, const char *later) {
+  return inverse == 1.0f ? block_exp_sum(z, 0, n, DTYPE_F32, reference, 1.0f, out, later)
+                         : block_exp_sum(z, 0, n, DTYPE_F32, reference, inverse, out, later);
 }
 
 static struct row_sum sum_row(const void *x, size_t n, int64_t dtype, float inverse, float *out,
@@ -73,7 +76,9 @@ static struct row_sum sum_row(const void *x, size_t n, int64_t dtype, float inve
     row.max = m > row.max ? m : row.max;
     /* with nothing but -inf so far, any finite reference makes every term 0 */
     float reference = row.max == -INFINITY ? 0.0f : row.max;
-    float sum = out ? put_exp(out + i, z, end - i, reference, inverse) : sum_exp(z, end - i, reference, inverse);
+    const char *later = (const char *)x + end * dtype_size(dtype);
+    float sum =
+        out ? put_exp(out + i, z, end - i, reference, inverse, later) : sum_exp(z, end - i, reference, inverse, later);
     blocks[count] = (struct block_sum){row.max, sum};
   }
   for (size_t b = 0; b < count; b++) {

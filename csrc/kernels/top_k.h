@@ -16,11 +16,35 @@ static size_t count_reaching(const float *v, size_t n, float t) {
   return (size_t)v_sum_across(v_add(acc[0], acc[1]));
 }
 
-/* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. */
+enum { GROUPS = 256 };
+
+/* The largest of v's entries i, i + GROUPS, i + 2 GROUPS, ...: neighbours, alike in a sorted row, are in other groups.
+ */
+static void largest_of_groups(float largest[GROUPS], const float *v, size_t n) {
+  for (size_t i = 0; i < GROUPS; i += LANES) {
+    vf most = v_set1(-INFINITY);
+    for (size_t j = i; j < n; j += GROUPS) {
+      most = v_max(v_load(v + j), most);
+    }
+    v_store(largest + i, most);
+  }
+}
+
+/* A t that at least k and, unless ties forbid it, at most `enough` of v[0..n) reach; k <= n. What k groups reach k
+   entries do, and mostly few more: of many entries the groups are bisected first. */
 static float bound_reached(const float *v, size_t n, size_t k, size_t enough) {
-  float least, most;
-  extremes(v, n, NAN, &least, &most);
+  float least, most, largest[GROUPS], known = -INFINITY;
   size_t reached = n;
+  if (n >= 3 * GROUPS / 2 && k <= GROUPS / 4) {
+    largest_of_groups(largest, v, n);
+    known = bound_reached(largest, GROUPS, k, k + (enough - k) / 2);
+    reached = count_reaching(v, n, known);
+    if (reached <= enough) {
+      return known;
+    }
+  }
+  extremes(v, n, NAN, &least, &most);
+  least = known > least ? known : least;
   if (least == -INFINITY) { /* as behind a mask: what is above it lies close together */
     reached = count_reaching(v, n, -FLT_MAX);
     if (reached < k) {
@@ -93,30 +117,43 @@ INLINE uint64_t allowed_reaching(const struct judged *j, size_t block, float t) 
   return j->n - first < BLOCK ? hits & (((uint64_t)1 << (j->n - first)) - 1) : hits;
 }
 
-/* Of a row, skipping blocks whose maximum does not reach t: what exceeds t, and up to k of what equals it; none of what
-   is -inf if a mask left fewer than k others, for that is never chosen. */
-static void split_row(const struct judged *j, float t, size_t k, struct list *above, struct list *equal) {
+/* The blocks whose maximum reaches t, asked for; `block` has room for a vector more than there are. Ties let more than
+   1.25 k of them reach t only if fewer than k exceed it: behind 2 k, k that equal it are there, and it takes no more.
+ */
+static size_t expect_blocks(uint32_t *block, const struct judged *j, float t, size_t k) {
   const vf bound = v_set1(t);
-  size_t ties = t == -INFINITY && j->mask.kind != MASK_NONE ? 0 : k;
-  for (size_t b = 0; b < j->blocks; b += LANES) {
-    for (unsigned hits = m_bits(v_gt(v_load(j->maxima + b), bound)); hits; hits &= hits - 1) {
-      expect_block(j, b + (size_t)__builtin_ctz(hits));
-    }
-  }
+  size_t count = 0;
   for (size_t b = 0; b < j->blocks; b += LANES) {
     vf maxima = v_load(j->maxima + b);
-    for (unsigned hits = m_bits(equal->count < ties ? v_ge(maxima, bound) : v_gt(maxima, bound)); hits;
-         hits &= hits - 1) {
-      size_t block = b + (size_t)__builtin_ctz(hits);
-      const float *there = block_in_place(j, block);
-      for (uint64_t ids = there ? reaching64(there, t) : allowed_reaching(j, block, t); ids; ids &= ids - 1) {
-        size_t i = (size_t)__builtin_ctzll(ids), id = block * BLOCK + i;
-        float z = there ? there[i] : judged_logit(j, id);
-        if (z > t) {
-          push(above, z, id);
-        } else if (equal->count < ties) {
-          push(equal, z, id);
-        }
+    count += u_compress(block + count, ids_from(b), count < 2 * k ? v_ge(maxima, bound) : v_gt(maxima, bound));
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (j->maxima[block[i]] > t) { /* of ties the first blocks do, and they may be neighbours */
+      expect_block(j, block[i]);
+    }
+  }
+  return count;
+}
+
+/* Of a row, skipping blocks whose maximum does not reach t: what exceeds t, and up to k of what equals it; none of what
+   is -inf if a mask left fewer than k others, for that is never chosen. */
+static void split_row(const struct judged *j, float t, size_t k, struct list *above, struct list *equal,
+                      char *scratch) {
+  uint32_t *blocks = (uint32_t *)take(&scratch, (j->blocks + LANES) * sizeof *blocks);
+  size_t ties = t == -INFINITY && j->mask.kind != MASK_NONE ? 0 : k, count = expect_blocks(blocks, j, t, k);
+  for (size_t i = 0; i < count; i++) {
+    size_t block = blocks[i];
+    if (equal->count >= ties && j->maxima[block] == t) {
+      continue;
+    }
+    const float *there = block_in_place(j, block);
+    for (uint64_t ids = there ? reaching64(there, t) : allowed_reaching(j, block, t); ids; ids &= ids - 1) {
+      size_t within = (size_t)__builtin_ctzll(ids), id = block * BLOCK + within;
+      float z = there ? there[within] : judged_logit(j, id);
+      if (z > t) {
+        push(above, z, id);
+      } else if (equal->count < ties) {
+        push(equal, z, id);
       }
     }
   }
@@ -200,7 +237,7 @@ static struct list first_of(const struct judged *j, size_t k, char **scratch) {
     struct list row = list_row(j, scratch);
     cut_list(&row, k, enough, &all, &equal);
   } else {
-    split_row(j, bound_reached(j->maxima, j->blocks, k, k + k / 4), k, &all, &equal);
+    split_row(j, bound_reached(j->maxima, j->blocks, k, k + k / 4), k, &all, &equal, *scratch);
   }
   if (all.count > enough) { /* blocks had more than one, or few blocks had any */
     struct list above = spare;

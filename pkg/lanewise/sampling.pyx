@@ -215,8 +215,9 @@ cdef object support_of(tuple room):
     return Support(packed(ids, counts), packed(logprobs, counts), indptr)
 
 
-# The first counts[r] entries of every row, one after the other; those of a single row as they lie, if they are most of it.
+# The first counts[r] entries of every row, one after the other; those of a single row as they lie, if they are a
+# quarter of it: a copy of many takes as long as finding them.
 cdef object packed(object rows, object counts):
-    if len(counts) == 1 and 2 * counts[0] >= rows.shape[1]:
+    if len(counts) == 1 and 4 * counts[0] >= rows.shape[1]:
         return rows[0, :counts[0]]
     return np.concatenate([row[:count] for row, count in zip(rows, counts.tolist())] or [rows.reshape(-1)])
