@@ -5,7 +5,6 @@ Thin: edits by the text are csrc/history.c, what follows is one run of the kerne
 """
 cimport cython
 cimport numpy as cnp
-from cpython.pythread cimport *
 from libc.stdint cimport INT64_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -17,6 +16,7 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, integer, mask_array, ragged_ids
 from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, rows_t, whole
 from lanewise._ops cimport *
+from lanewise._turns cimport close_turns, end_turn, open_turns, take_turn, turn
 from lanewise import _plan, _program, _whole, steps as _steps
 from lanewise._program import Program
 from lanewise.chain import run_chain
@@ -298,7 +298,7 @@ cdef class Sampler:
     >>> sampler(np.float32([[1, 5, 5.1, 0], [3, 2, 1, 0]])).tolist(), sampler.output("b").tolist()
     ([2, 0], [0])
     """
-    cdef PyThread_type_lock lock
+    cdef turn turn
     cdef readonly uint64_t seed
     cdef readonly object vocab_size
     cdef uint64_t serial, calls
@@ -317,9 +317,7 @@ cdef class Sampler:
     cdef _Plan last_plan
 
     def __cinit__(self):
-        self.lock = PyThread_allocate_lock()
-        if self.lock == NULL:
-            raise MemoryError("no memory for a lock")
+        open_turns(&self.turn)
         self.plans, self.by_value, self.sequences, self.order = {}, {}, {}, []
         self.plan = _Plan(())  # of one that was never told its steps
 
@@ -339,16 +337,13 @@ cdef class Sampler:
         free_lists(&self.before)
         free_lists(&self.text)
         free(self.state_)
-        if self.lock != NULL:
-            PyThread_free_lock(self.lock)
+        close_turns(&self.turn)
 
     cdef int enter(self) except -1:
-        if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
-            raise RuntimeError("this Sampler is in use by another thread; give each thread its own")
-        return 0
+        return take_turn(&self.turn, "Sampler")
 
     cdef void leave(self) noexcept:
-        PyThread_release_lock(self.lock)
+        end_turn(&self.turn)
 
     # ---- plans ----
 

@@ -123,7 +123,7 @@ class SampleState:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("this SampleState is in use by another thread; give each thread its own, and merge them")
+            raise RuntimeError("this SampleState is in use by a call that is not over; give each thread its own")
         try:
             yield
         finally:
