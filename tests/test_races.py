@@ -1,5 +1,5 @@
-"""Logits that other threads overwrite while they are read: what comes of it may be wrong, but it comes, and nothing else
-is touched. Each runs in a process of its own, which this file is the program of, and which says where it hangs."""
+"""Logits that other threads overwrite while they are read: what comes of it may be wrong, but it comes, and nothing
+else is touched. Each runs in a process of its own, which this file is the program of, and which says where it hangs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,8 @@ def race(isa: str, seconds: float) -> None:
             faulthandler.dump_traceback_later(60, exit=True)
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                try:
+                with suppress(InvalidLogitsError):
                     read(x)
-                except InvalidLogitsError:
-                    pass
             faulthandler.cancel_dump_traceback_later()
     over.set()
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import lanewise
 from lanewise import InvalidLogitsError, Sampler, SamplingParams, _ops, reference, steps
 from lanewise._plan import groups, program_of, unpacked
-from lanewise._program import Program
+from lanewise.chain import Program
 
 INF = np.inf
 VOCAB = 40

@@ -178,7 +178,7 @@ cdef int check(Job job) except -1:
 # ---- slots ----
 
 
-# int64, adjacent, each below `capacity`.
+# A copy as int64, each below `capacity`: what is checked is what is used, whoever writes to `slots` meanwhile.
 cdef cnp.ndarray slot_array(object slots, str name, int64_t capacity):
     cdef cnp.ndarray a
     cdef int64_t i
@@ -190,7 +190,7 @@ cdef cnp.ndarray slot_array(object slots, str name, int64_t capacity):
     if array.dtype == np.uint64 and array.size and array.max() > 2 ** 63 - 1:
         at = int(array.argmax())
         raise ValueError(f"{name}[{at}] is {array[at]}, but there are {capacity} slots")
-    a = np.require(array, np.int64, ["C", "A"])
+    a = np.array(array, np.int64, order="C")
     cdef const int64_t *s = <const int64_t *>cnp.PyArray_DATA(a)
     for i in range(cnp.PyArray_SIZE(a)):
         if s[i] >= capacity:
@@ -220,7 +220,6 @@ cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, str duplicates):
         first, second = int(order[again[0]]), int(order[again[0] + 1])
         raise ValueError(f"{name}[{first}] and {name}[{second}] are both {int(ordered[again[0]])}: "
                          "a slot may be written once in a call")
-    slots = slots.copy()
     slots[order[again]] = -1
     return slots
 
@@ -412,9 +411,11 @@ cdef class KVTarget:
                 isinstance(v, (list, tuple)):
             return False
         at = slots
+        if cnp.PyArray_NDIM(at) != 1 or cnp.PyArray_TYPE(at) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(at):
+            return False
+        at = cnp.PyArray_NewCopy(at, cnp.NPY_CORDER)  # as in slot_array
         items = cnp.PyArray_SIZE(at)
-        if cnp.PyArray_NDIM(at) != 1 or cnp.PyArray_TYPE(at) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(at) or \
-                not are_slots(<const int64_t *>cnp.PyArray_DATA(at), items, self.slots):
+        if not are_slots(<const int64_t *>cnp.PyArray_DATA(at), items, self.slots):
             return False
         arrays = as_array(k, "k"), as_array(v, "v")
         for i in range(2):
@@ -451,9 +452,10 @@ cdef class KVTarget:
         if cnp.PyArray_NDIM(x) != 4 or self.layers != 1:
             return 0
         rows, count = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 2)
-        if rows < 1 or 0 <= must != rows or first < 0 or step < 0 or first + (rows - 1) * step >= self.blocks or \
-                start < 0 or start + count > self.tokens or rows > 1 and step == 0:
+        if rows < 1 or 0 <= must != rows or not 0 <= first < self.blocks or not 0 <= start <= self.tokens - count or \
+                rows > 1 and not 1 <= step <= (self.blocks - 1 - first) // (rows - 1):
             return 0
+        step = step if rows > 1 else 0
         for i in range(2):
             x = arrays[i]
             a[i] = self.halves[i]
@@ -555,7 +557,7 @@ cdef bint is_source(cnp.ndarray x, kv_args *a, const kv_args *halves) except -1:
 
 
 # The slots of sequences, one behind the other, as a table of blocks has them.
-cdef cnp.ndarray table_slots(object block_table, object lengths, int64_t block_size):
+cdef cnp.ndarray table_slots(object block_table, object lengths, int64_t blocks, int64_t block_size):
     table = as_array(block_table, "block_table")
     if table.dtype.kind not in "iu" and table.size:
         raise TypeError(f"block_table must be integers, got {table.dtype}")
@@ -571,8 +573,12 @@ cdef cnp.ndarray table_slots(object block_table, object lengths, int64_t block_s
         if counts[i] < 0:
             raise ValueError(f"lengths[{i}] must be at least 0, got {counts[i]}")
         at = np.arange(counts[i])
-        blocks = table[i].astype(np.int64)[at // block_size]
-        found.append(np.where(blocks < 0, -1, blocks * block_size + at % block_size))
+        used = table[i, :-(-counts[i] // block_size)]
+        if (used >= blocks).any():
+            bad = int(np.argmax(used >= blocks))
+            raise ValueError(f"block_table[{i}, {bad}] is {used[bad]}, but there are {blocks} blocks")
+        block = used.astype(np.int64)[at // block_size]
+        found.append(np.where(block < 0, -1, block * block_size + at % block_size))
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -620,7 +626,7 @@ def gather_kv(k_cache, v_cache, slots=None, *, layout, block_table=None, lengths
     if block_table is not None:
         if "S" in key_axes:
             raise ValueError(f"layout {layout!r} has slots, not blocks, so a block_table says nothing")
-        slots = table_slots(block_table, lengths, keys[0].shape[3])
+        slots = table_slots(block_table, lengths, keys[0].shape[1], keys[0].shape[3])
     slots = slot_array(slots, "slots", capacity_of(keys))
     outs = (None, None) if out is None else tuple(out)
     if len(outs) != 2:
