@@ -209,7 +209,10 @@ cpdef object as_array(object x, str name):
         return from_exchange(x, exchange, name)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return from_dlpack(x, name)
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # lists that are no array
+        raise ValueError(f"{name} must be an array of numbers: {error}") from None
     if array.dtype == object:
         raise TypeError(f"{name} must be an array of numbers, got {type(x).__name__}")
     return array

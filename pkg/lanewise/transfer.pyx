@@ -11,6 +11,7 @@ from libc.string cimport memset
 
 import numpy as np
 
+from lanewise._arguments cimport word
 from lanewise._arrays cimport as_array, in_place, is_bfloat16, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport dtype_of, fill_scales, fill_side
@@ -199,11 +200,10 @@ cdef cnp.ndarray slot_array(object slots, str name, int64_t capacity):
 
 
 # A slot that two items would write: an error, or the last has it.
-cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, str duplicates):
+cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, object duplicates):
     cdef int64_t i, last = -1
     cdef const int64_t *s = <const int64_t *>cnp.PyArray_DATA(slots)
-    if duplicates not in ("raise", "last"):
-        raise ValueError(f"duplicates must be 'raise' or 'last', got {duplicates!r}")
+    cdef bint raising = word(duplicates, "duplicates", ("raise", "last")) == 0
     for i in range(cnp.PyArray_SIZE(slots)):
         if s[i] >= 0:
             if s[i] <= last:
@@ -216,7 +216,7 @@ cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, str duplicates):
     again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0))
     if not again.size:
         return slots
-    if duplicates == "raise":
+    if raising:
         first, second = int(order[again[0]]), int(order[again[0] + 1])
         raise ValueError(f"{name}[{first}] and {name}[{second}] are both {int(ordered[again[0]])}: "
                          "a slot may be written once in a call")
@@ -290,8 +290,7 @@ cdef tuple cache_views(object k_cache, object v_cache, object k_scales, object v
 
 cdef Turn turn_of(object cos, object sin, object positions, object style, int64_t items):
     cdef Turn turn = Turn()
-    if style not in ("neox", "interleaved"):
-        raise ValueError(f"rope must be 'neox' or 'interleaved', got {style!r}")
+    cdef bint interleaved = word(style, "rope", ("neox", "interleaved"))
     tables = []
     for name, given in (("cos", cos), ("sin", sin)):
         if given is None:
@@ -314,7 +313,7 @@ cdef Turn turn_of(object cos, object sin, object positions, object style, int64_
     if items and turn.positions.min() < 0:
         at = int(turn.positions.argmin())
         raise ValueError(f"positions[{at}] must be at least 0, got {turn.positions[at]}")
-    turn.rotary, turn.interleaved = 2 * tables[0].shape[1], style == "interleaved"
+    turn.rotary, turn.interleaved = 2 * tables[0].shape[1], interleaved
     return turn
 
 
