@@ -13,7 +13,7 @@ from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_penalties
 from lanewise.sampling cimport chosen, support_of, tokens_out
-from lanewise._program import WIDTH, compiled
+from lanewise import _program
 
 cnp.import_array()
 
@@ -30,7 +30,7 @@ cdef class Program:
 
     def __cinit__(self, steps):
         self.steps = tuple([tuple(step) if isinstance(step, list) else step for step in steps])
-        lines, state = compiled(self.steps)
+        lines, state = _program.compiled(self.steps)
         self.lines = np.array(lines, np.float64).tobytes()
         self.first[0], self.first[1] = state
 
@@ -43,7 +43,7 @@ cdef class Program:
     @property
     def codes(self):
         """float64 (n, 4): a step's code and numbers."""
-        return np.frombuffer(self.lines).reshape(-1, WIDTH)
+        return np.frombuffer(self.lines).reshape(-1, _program.WIDTH)
 
     @property
     def state(self):
