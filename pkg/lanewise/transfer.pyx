@@ -7,7 +7,7 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
@@ -403,18 +403,19 @@ cdef class KVTarget:
     def write(self, k, v, slots, int64_t layer=-1):
         """Rows (layers, tokens, heads, head_dim), without the layers if there is one, to slots; whether it was done."""
         cdef kv_args a[2]
-        cdef cnp.ndarray at, x
+        cdef cnp.ndarray at, own, x
         cdef int axes = 4 if layer < 0 else 3, i
-        cdef int64_t items
+        cdef cnp.npy_intp items
         if not cnp.PyArray_CheckExact(slots) or layer >= self.layers or isinstance(k, (list, tuple)) or \
                 isinstance(v, (list, tuple)):
             return False
         at = slots
         if cnp.PyArray_NDIM(at) != 1 or cnp.PyArray_TYPE(at) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(at):
             return False
-        at = cnp.PyArray_NewCopy(at, cnp.NPY_CORDER)  # as in slot_array
         items = cnp.PyArray_SIZE(at)
-        if not are_slots(<const int64_t *>cnp.PyArray_DATA(at), items, self.slots):
+        own = cnp.PyArray_EMPTY(1, &items, cnp.NPY_INT64, 0)  # as in slot_array
+        memcpy(cnp.PyArray_DATA(own), cnp.PyArray_DATA(at), items * sizeof(int64_t))
+        if not are_slots(<const int64_t *>cnp.PyArray_DATA(own), items, self.slots):
             return False
         arrays = as_array(k, "k"), as_array(v, "v")
         for i in range(2):
@@ -431,7 +432,7 @@ cdef class KVTarget:
             a[i].from_.layer = cnp.PyArray_STRIDE(x, 0)
             a[i].from_.token, a[i].from_.head = cnp.PyArray_STRIDE(x, axes - 3), cnp.PyArray_STRIDE(x, axes - 2)
             a[i].from_tokens, a[i].to_tokens = max(1, items), self.tokens
-            a[i].targets, a[i].rows = whole(at), items
+            a[i].targets, a[i].rows = whole(own), items
         self.run(a)
         return True
 
