@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from lanewise import reference
-from lanewise._program import Program
-from lanewise.chain import run_chain
+from lanewise.chain import Program, run_chain
 
 Results = dict[str, np.ndarray]
 

@@ -177,6 +177,77 @@ def test_not_a_bit_differs_over_isa_threads_blocks_and_batch(group: int, dim: in
             assert tuple(np.concatenate(parts).tobytes() for parts in zip(*alone, strict=True)) == first
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("part", [0, 1], ids=["scale", "zero"])
+@pytest.mark.parametrize("side", ["k_scales", "v_scales"])
+def test_a_scale_that_is_no_number_shows_where_it_is_seen(side: str, part: int, bad: float, isa: str) -> None:
+    rng = np.random.default_rng(1)
+    k, v = rng.integers(-128, 128, (2, 4, 2, 16, 24), dtype=np.int8)
+    good = {name: rng.uniform(0.01, 0.02, (4, 2, 16, 2)).astype(np.float32) for name in ("k_scales", "v_scales")}
+    q = np.abs(rng.standard_normal((3, 4, 24))).astype(np.float32)
+
+    def spoilt(block: int, token: int) -> dict[str, np.ndarray]:
+        scales = good[side].copy()
+        scales[block, :, token, part] = bad
+        return good | {side: scales}
+
+    def extend(scales: dict[str, np.ndarray], **how: Any) -> np.ndarray:
+        found: np.ndarray = lanewise.extend_attention(q, k, v, [[0, 1]], [30], [0, 3], **how, **scales)
+        return found
+
+    mask = np.ones((3, 32), bool)
+    mask[:, 5] = False
+    for unseen, how in [((1, 14), {}), ((2, 0), {}), ((0, 5), {"mask": mask}), ((0, 5), {"window": 8})]:
+        assert extend(spoilt(*unseen), **how).tobytes() == extend(good, **how).tobytes()
+    last = extend(spoilt(1, 13))  # which the last query alone sees
+    assert last[:2].tobytes() == extend(good)[:2].tobytes()
+    assert not np.isfinite(last[2]).any() or (bad == np.inf and side == "k_scales")  # a score of -inf weighs nothing
+
+
+def test_scales_may_lie_anyhow() -> None:
+    rng = np.random.default_rng(1)
+    k = rng.integers(-128, 128, (4, 2, 16, 8), dtype=np.int8)
+    scales = rng.uniform(0.01, 0.02, (4, 2, 16, 2)).astype(np.float32)
+    wide = np.zeros((8, 2, 16, 4), np.float32)
+    wide[::-2, :, :, ::2] = scales
+    q = np.ones((1, 2, 8), np.float32)
+    for lie in (np.asfortranarray(scales), wide[::-2, :, :, ::2], torn(scales)):
+        got = lanewise.decode_attention(q, k, k, [[2, 3]], [20], k_scales=lie, v_scales=lie)
+        want = lanewise.decode_attention(q, k, k, [[2, 3]], [20], k_scales=scales, v_scales=scales)
+        assert got.tobytes() == want.tobytes()
+
+
+def torn(x: np.ndarray) -> np.ndarray:
+    """At an odd address."""
+    memory = np.zeros(x.nbytes + 1, np.uint8)
+    memory[1:] = np.frombuffer(x.tobytes(), np.uint8)
+    return memory[1:].view(x.dtype).reshape(x.shape)
+
+
+I8 = np.zeros((4, 2, 16, 8), np.int8)
+SCALES = np.ones((4, 2, 16, 2), np.float32)
+
+
+@pytest.mark.parametrize("name", ["k_scales", "v_scales"])
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (None, ValueError, "is missing: an int8 cache needs"),
+        (SCALES.astype(np.float64), TypeError, "must be float32, got float64"),
+        (SCALES.astype(">f4"), TypeError, "must be float32, got >f4"),
+        (SCALES[:3], ValueError, r"must have shape \(4, 2, 16, 2\), got \(3, 2, 16, 2\)"),
+        (SCALES[..., :1], ValueError, r"must have shape \(4, 2, 16, 2\), got \(4, 2, 16, 1\)"),
+        (SCALES[..., 0], ValueError, r"must have shape \(4, 2, 16, 2\), got \(4, 2, 16\)"),
+        (SCALES.swapaxes(1, 2), ValueError, r"must have shape \(4, 2, 16, 2\), got \(4, 16, 2, 2\)"),
+        (np.float32(1), ValueError, r"must have shape \(4, 2, 16, 2\), got \(\)"),
+    ],
+)
+def test_bad_scales(name: str, given: Any, error: type[Exception], said: str) -> None:
+    scales = {"k_scales": SCALES, "v_scales": SCALES} | {name: given}
+    with pytest.raises(error, match=f"{name} {said}"):
+        lanewise.decode_attention(np.ones((1, 2, 8), np.float32), I8, I8, [[0]], [9], **scales)
+
+
 def lying(layout: Any, sizes: dict[str, int], dtype: Any) -> Any:
     """Arrays for this layout, of zeros; x cuts D."""
 

@@ -165,3 +165,39 @@ def test_what_follows_top_k_at_every_boundary(kind: str, isa: str) -> None:
                 _ops.set_force_exact(False)
             assert (got, support.ids.tolist()) == (token, kept.tolist()), how
             assert support.logprobs.tobytes() == logprobs.tobytes(), how
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: lanewise.argmax(ROW, on_invalid=np.zeros(2)), ValueError, "on_invalid must be 'raise' or 'mark', got"),
+        (lambda: lanewise.top_k(ROW, 1, ties=ROW), ValueError, "ties must be 'lowest' or 'all', got"),
+        (lambda: lanewise.sample(ROW, ties=ROW), ValueError, "ties must be 'lowest', 'all' or 'top_k', got"),
+        (
+            lambda: lanewise.verify_draft(np.stack([ROW, ROW]), [1], method=[]),
+            ValueError,
+            "method must be one of noise",
+        ),
+        (lambda: lanewise.argmax([[1.0], [1.0, 2.0]]), ValueError, "logits must be an array of numbers: setting"),
+        (lambda: lanewise.beam_step([0.0], ROW[None], eos_ids=[1.7]), TypeError, "eos_ids must be .* integers"),
+        (lambda: lanewise.beam_step([0.0], ROW[None], eos_ids=3), TypeError, "eos_ids must be one-dimensional"),
+        (lambda: lanewise.zero_blocks(ROW.copy(), axis=0.5), TypeError, "axis must be an integer, got 0.5"),
+        (lambda: lanewise.zero_blocks(ROW.copy(), axis=2**70), ValueError, "axis must be in"),
+        (lambda: lanewise.HostOffload(1.5, 64), TypeError, "num_blocks must be an integer, got 1.5"),
+        (lambda: lanewise.HostOffload(1, "64"), TypeError, "block_bytes must be an integer, got '64'"),
+        (lambda: lanewise.SampleState(2.5, seed=1, step=0), TypeError, "vocab_size must be one number, got 2.5"),
+        (
+            lambda: lanewise.sample_from_probs(ROW[None], noise=ROW + 1, out=np.zeros(1, np.float32)),
+            TypeError,
+            "out must be int64, got float32",
+        ),
+        (
+            lambda: lanewise.sample_from_probs(ROW[None], noise=ROW + 1, out=np.zeros(2, np.int64)),
+            ValueError,
+            r"out must have shape \(1,\), got \(2,\)",
+        ),
+    ],
+)
+def test_what_another_said_or_let_through(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -11,8 +11,8 @@ import pytest
 
 import lanewise
 from lanewise import _dispatch, _ops, reference
-from lanewise._program import CODES, LAST, STEPS, Program
-from lanewise.chain import run_chain
+from lanewise._program import CODES, LAST, STEPS
+from lanewise.chain import Program, run_chain
 
 from laws import chi_square
 

@@ -461,7 +461,7 @@ def test_a_sequence_in_two_threads_is_an_error() -> None:
     seq = cache.sequence()
     with alone(cache, [seq]):
         for use in (seq.free, seq.fork, lambda: cache.reserve([seq])):
-            with pytest.raises(RuntimeError, match=r"seqs\[0\] is in use by another thread"):
+            with pytest.raises(RuntimeError, match=r"seqs\[0\] is in use by a call that is not over"):
                 use()
     seq.reserve(1)
 

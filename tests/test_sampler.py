@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import lanewise
 from lanewise import InvalidLogitsError, Sampler, SamplingParams, _ops, reference, steps
 from lanewise._plan import groups, program_of, unpacked
-from lanewise._program import Program
+from lanewise.chain import Program
 
 INF = np.inf
 VOCAB = 40
@@ -704,6 +704,51 @@ def test_one_thread_at_a_time() -> None:
     go.set()
     worker.join()
     assert len(sampler.output(0)) == 1 and sampler.ids == [0]
+
+
+def test_a_step_that_uses_its_own_sampler_is_told_so() -> None:
+    told: list[str] = []
+
+    def again(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+        for use in (lambda: sampler(row, 0), lambda: sampler.accept(0, 1), lambda: sampler.remove(0)):
+            with pytest.raises(RuntimeError, match="in use already: what one of its calls runs, such as a step"):
+                use()
+            told.append("told")
+        return row
+
+    sampler = Sampler([steps.Custom(again)], seed=1)
+    sampler.add(0)
+    sampler(row_of(0))
+    assert len(told) == 3 and len(sampler.output(0)) == 1 and sampler.ids == [0]
+
+
+def test_a_stream_in_use_says_by_whom() -> None:
+    rng = lanewise.Stream(1)
+    with rng, pytest.raises(RuntimeError, match="this Stream is in use already"):
+        lanewise.sample(row_of(0), rng=rng)
+    with pytest.raises(RuntimeError, match="was not entered by this thread"):
+        rng.__exit__(None, None, None)
+    assert (lanewise.sample(row_of(0), rng=rng) >= 0, rng.step) == (True, 1)
+
+
+def test_a_step_may_fill_the_same_array_for_each_row() -> None:
+    buffer = np.empty(VOCAB, np.float32)
+
+    def doubled(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+        np.multiply(row, 2, out=buffer)
+        return buffer
+
+    def fresh(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+        return row * 2
+
+    rows = np.stack([row_of(i) for i in range(6)])
+    tokens = []
+    for function in (doubled, fresh):
+        sampler = Sampler([steps.Custom(function), steps.Temperature(0.0)], seed=1)
+        for i in range(6):
+            sampler.add(i)
+        tokens.append(sampler(rows).tolist())
+    assert tokens[0] == tokens[1] == rows.argmax(1).tolist()
 
 
 # ---- sequences ----

@@ -196,5 +196,5 @@ def test_a_state_is_for_one_thread_at_a_time() -> None:
         thread = threading.Thread(target=use)
         thread.start()
         thread.join()
-    assert len(errors) == 4 and all("another thread" in error for error in errors)
+    assert len(errors) == 4 and all("in use by a call that is not over" in error for error in errors)
     state.feed(ROW[:100], 0)

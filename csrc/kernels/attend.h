@@ -435,6 +435,20 @@ static void sum_seen(const struct tile *t, size_t row) {
   }
 }
 
+/* What weigh_codes gave, of what the row sees alone: 0 times the scale or zero of another may be a NaN, too. */
+static float zeros_seen(const struct tile *t, size_t row) {
+  const struct keys *keys = t->now;
+  const float *weights = t->scores + row * SCORES_ROW;
+  vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
+  for (size_t i = keys->from; i < keys->to; i += LANES) {
+    vf ignored = v_set1(0.0f);
+    const vm in = m_of_bits(seen(t, row, i, &ignored));
+    vf w = v_keep(in, v_load(weights + i)), zero = v_keep(in, v_load(keys->v_zero + i));
+    acc[i / LANES % 4] = v_fma(w, zero, acc[i / LANES % 4]);
+  }
+  return sum_across64(acc);
+}
+
 static void attend_chunk(const struct tile *t) {
   multiply_keys(t);
   const int quantised = t->a->value.dtype == DTYPE_I8;
@@ -449,6 +463,7 @@ static void attend_chunk(const struct tile *t) {
     if (has_nan(row, 0, t->v_width)) {
       sum_seen(t, r);
     }
+    zeros[r] = zeros[r] == zeros[r] ? zeros[r] : zeros_seen(t, r);
     for (size_t d = 0; quantised && d < t->v_width; d += LANES) {
       v_store(row + d, v_sub(v_load(row + d), v_set1(zeros[r])));
     }

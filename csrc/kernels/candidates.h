@@ -348,7 +348,8 @@ INLINE vf changed(vf z, const struct change *how) {
   }
   vf off = v_sub(v_mul(v_exp(y), v_set1(how->share)), v_set1(how->target));
   vf d = v_mul(v_max(off, v_sub(zero, off)), v_set1((float)(1.0 / 0.3)));
-  return v_sub(v_set1(5.0f), v_div(v_mul(v_mul(v_set1(10.0f), d), d), v_add(one, d)));
+  vf value = v_sub(v_set1(5.0f), v_div(v_mul(v_mul(v_set1(10.0f), d), d), v_add(one, d)));
+  return v_max(value, v_set1(-FLT_MAX)); /* a NaN of a row that changes meanwhile has no rank in a list */
 }
 
 SELDOM struct change quadratic_change(const double number[3], float max, float inverse) {

@@ -147,8 +147,9 @@ INLINE void put_top(const struct logprobs_args *a, int64_t row, const void *x, i
   const struct list first =
       a->force_exact || n > COUNTABLE ? top_k_exact(x, n, dtype, k, scratch) : first_of(&whole, k, &scratch);
   for (size_t i = 0; i < k; i++) {
-    ids[i] = first.id[i];
-    logprobs[i] = logprob(law, first.value[i], ids[i]);
+    int there = i < first.count; /* all are, but in a row that changes meanwhile */
+    ids[i] = there ? (int64_t)first.id[i] : -1;
+    logprobs[i] = logprob(law, there ? first.value[i] : 0.0f, ids[i]);
   }
 }
 

@@ -29,7 +29,8 @@ static void shares_of(vf share[4], const struct judged *j, size_t block) {
   }
 }
 
-/* The first id at which the running weight exceeds floor(u * total), as it does at the latest with the last weight. */
+/* The first id at which the running weight exceeds floor(u * total), as it does at the latest with the last weight. The
+   bounds beside that are for a row that changes meanwhile. */
 static size_t inverse_cdf_of_probs(const struct judged *j, double u, char *scratch) {
   uint64_t *up_to = (uint64_t *)take(&scratch, j->blocks * sizeof *up_to), running = 0, w[BLOCK];
   vf share[4];
@@ -43,17 +44,17 @@ static size_t inverse_cdf_of_probs(const struct judged *j, double u, char *scrat
   }
   uint64_t target = times_weight(u, running, 0);
   size_t block = 0, i = 0;
-  while (up_to[block] <= target) {
+  while (block + 1 < j->blocks && up_to[block] <= target) {
     block++;
   }
   shares_of(share, j, block);
   for (size_t v = 0; v < 4; v++) {
     w_store(w + LANES * v, share[v]);
   }
-  for (running = (block ? up_to[block - 1] : 0) + w[0]; running <= target; running += w[i]) {
+  for (running = (block ? up_to[block - 1] : 0) + w[0]; i + 1 < BLOCK && running <= target; running += w[i]) {
     i++;
   }
-  return block * BLOCK + i;
+  return min_size(block * BLOCK + i, j->n - 1);
 }
 
 static void draw_from_probs(int64_t *ids, const struct probs_args *a, int64_t row, char *scratch) {
@@ -66,7 +67,8 @@ static void draw_from_probs(int64_t *ids, const struct probs_args *a, int64_t ro
   } else if (a->has_u) {
     *ids = (int64_t)inverse_cdf_of_probs(&j, ((const struct sample_params *)a->params.ptr)[row].u, scratch);
   } else if (n == 1) {
-    *ids = (int64_t)gumbel_argmax(&j, positive, OF_PROBS, &key).id;
+    size_t id = gumbel_argmax(&j, positive, OF_PROBS, &key).id;
+    *ids = id < j.n ? (int64_t)id : -1; /* a row that changes meanwhile may leave nobody */
   } else {
     drawn.heap = (struct winner *)take(&scratch, n * sizeof *drawn.heap);
     gumbel_best(&j, positive, OF_PROBS, &key, &drawn);

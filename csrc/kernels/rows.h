@@ -111,6 +111,7 @@ INLINE void fill(float *out, size_t n, float value) {
   }
 }
 
+/* The last of all if there is none, which only a row that changes meanwhile can lack. */
 INLINE size_t first_equal(const void *x, size_t n, int dtype, float value) {
   for (size_t i = 0; i < n; i += LANES) {
     vf v = n - i >= LANES ? row_load(x, i, dtype) : row_load_n(x, i, n - i, dtype, NAN);
@@ -119,5 +120,5 @@ INLINE size_t first_equal(const void *x, size_t n, int dtype, float value) {
       return i + (size_t)__builtin_ctz(hit);
     }
   }
-  return n;
+  return n - 1;
 }

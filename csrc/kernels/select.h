@@ -131,8 +131,11 @@ INLINE uint64_t times_weight(double x, uint64_t weight, int round_up) {
   return whole + (round_up && product != (unsigned __int128)whole << shift);
 }
 
-/* What the mass before an id must be less than. */
-INLINE uint64_t top_p_limit(double top_p, uint64_t total) { return top_p > 0.0 ? times_weight(top_p, total, 1) : 1; }
+/* What the mass before an id must be less than. Only a row that changes meanwhile weighs nothing: 1 even then. */
+INLINE uint64_t top_p_limit(double top_p, uint64_t total) {
+  uint64_t limit = top_p > 0.0 ? times_weight(top_p, total, 1) : 1;
+  return limit ? limit : 1;
+}
 
 /* What a logit weighs: 1 each, or round(2^43 exp((z - max) * inverse)). */
 struct weighing {

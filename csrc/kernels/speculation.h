@@ -101,7 +101,7 @@ static int64_t draw_probs(const struct checking *c, const float *p, struct sampl
                                   .n = 1,
                                   .has_u = c->u != NULL};
   draw_from_probs(&id, &args, 0, c->scratch);
-  return id < c->a->cols ? id : -1;
+  return id;
 }
 
 /* The target's own draw behind place `at`, where a draft, if one follows, is likely. */

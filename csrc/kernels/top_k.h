@@ -152,7 +152,7 @@ static void split_row(const struct judged *j, float t, size_t k, struct list *ab
       float z = there ? there[within] : judged_logit(j, id);
       if (z > t) {
         push(above, z, id);
-      } else if (equal->count < ties) {
+      } else if (z == t && equal->count < ties) { /* a NaN, which no list may have, is there only since just now */
         push(equal, z, id);
       }
     }
@@ -337,7 +337,8 @@ INLINE void top_k_rows(const struct top_k_args *a, void *scratch, int dtype) {
     }
     struct list first = a->force_exact || n > COUNTABLE ? top_k_exact(x, n, dtype, k, rest) : first_of(&row, k, &rest);
     put_list(values, ids, &first);
-    *status = a->ties_all ? add_ties(x, n, dtype, values, ids, k, width) : a->k;
+    int all = first.count == k; /* fewer only if the row changes meanwhile */
+    *status = all && a->ties_all ? add_ties(x, n, dtype, values, ids, k, width) : (int64_t)first.count;
     for (size_t i = min_size((size_t)*status, width); i < width; i++) {
       values[i] = -INFINITY;
       ids[i] = -1;

@@ -15,6 +15,7 @@ cdef int fill_doubles(void *to, int64_t step, int64_t rows, object value, str na
 cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str name, int64_t low,
                        uint64_t high) except -1
 
+cdef int word(object value, str name, tuple words) except -1  # which of them it is
 cdef int check_on_invalid(object on_invalid) except -1
 cdef int check_ties(object ties) except -1               # whether all of them
 cdef int ties_of_steps(object ties) except -1            # TIES_TOP_K, TIES_TOP_P

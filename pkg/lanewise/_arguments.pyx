@@ -105,24 +105,26 @@ cdef int fill_integers(void *to, int64_t step, int64_t rows, object value, str n
     return 0
 
 
+# Which of some words it is. Nothing but a str is compared with them: an array would answer with an array.
+cdef int word(object value, str name, tuple words) except -1:
+    cdef int i, count = len(words)
+    for i in range(count):
+        if value is words[i] or isinstance(value, str) and value == words[i]:
+            return i
+    raise ValueError(f"{name} must be {', '.join(map(repr, words[:count - 1]))} or {words[count - 1]!r}, got {value!r}")
+
+
 cdef int check_on_invalid(object on_invalid) except -1:
-    if on_invalid != "raise" and on_invalid != "mark":
-        raise ValueError(f"on_invalid must be 'raise' or 'mark', got {on_invalid!r}")
-    return 0
+    return word(on_invalid, "on_invalid", ("raise", "mark"))
 
 
 cdef int check_ties(object ties) except -1:
-    if ties != "lowest" and ties != "all":
-        raise ValueError(f"ties must be 'lowest' or 'all', got {ties!r}")
-    return ties == "all"
+    return word(ties, "ties", ("lowest", "all"))
 
 
 cdef int ties_of_steps(object ties) except -1:
-    if ties == "top_k":
-        return TIES_TOP_K
-    if ties != "lowest" and ties != "all":
-        raise ValueError(f"ties must be 'lowest', 'all' or 'top_k', got {ties!r}")
-    return TIES_TOP_K | TIES_TOP_P if ties == "all" else 0
+    cdef int which = word(ties, "ties", ("lowest", "all", "top_k"))
+    return 0 if which == 0 else TIES_TOP_K | TIES_TOP_P if which == 1 else TIES_TOP_K
 
 
 # ---- ids, biases, masks ----

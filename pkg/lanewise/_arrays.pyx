@@ -183,8 +183,11 @@ cdef class Lender:
             self.like.dims[4 + i] = cnp.PyArray_STRIDE(array, i) // cnp.PyArray_ITEMSIZE(array)
 
     def upto(self, int64_t length):
-        cdef lw_dl_owned *owned = lw_dl_own(&self.like, self.array)
+        cdef lw_dl_owned *owned
         cdef void *made = NULL
+        if not 0 <= length <= self.like.dims[2]:
+            raise ValueError(f"length must be in [0, {self.like.dims[2]}], got {length}")
+        owned = lw_dl_own(&self.like, self.array)
         if owned == NULL:
             raise MemoryError("no memory for a tensor")
         owned.dims[2] = length
@@ -206,7 +209,10 @@ cpdef object as_array(object x, str name):
         return from_exchange(x, exchange, name)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return from_dlpack(x, name)
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # lists that are no array
+        raise ValueError(f"{name} must be an array of numbers: {error}") from None
     if array.dtype == object:
         raise TypeError(f"{name} must be an array of numbers, got {type(x).__name__}")
     return array
@@ -309,11 +315,30 @@ cdef cnp.ndarray check_out(object out, tuple shape, int dtype, str name):
     a = out
     if cnp.PyArray_TYPE(a) != dtype or not cnp.PyArray_ISNOTSWAPPED(a):
         raise TypeError(f"{name} must be {cnp.PyArray_DescrFromType(dtype)}, got {out.dtype}")
-    if out.shape != shape:
+    if not has_shape(a, shape):
         raise ValueError(f"{name} must have shape {shape}, got {out.shape}")
     if not cnp.PyArray_ISWRITEABLE(a):
         raise ValueError(f"{name} is read-only")
     return a
+
+
+# Of the memory: what a subclass calls its shape is its own affair.
+cdef bint has_shape(cnp.ndarray a, tuple shape):
+    cdef int i
+    if cnp.PyArray_NDIM(a) != len(shape):
+        return False
+    for i in range(cnp.PyArray_NDIM(a)):
+        if cnp.PyArray_DIM(a, i) != shape[i]:
+            return False
+    return True
+
+
+# The arrays of a tuple or list that results are to be written to, fetched once: what is checked is what is written to.
+cdef tuple outs_of(object out, Py_ssize_t count, str what):
+    cdef tuple found = tuple(out) if isinstance(out, (tuple, list)) else ()
+    if len(found) != count:
+        raise TypeError(f"out must be {what}, got {type(out).__name__}")
+    return found
 
 
 cpdef object in_place(object x, str name):

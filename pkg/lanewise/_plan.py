@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import steps as s
-from ._program import LAST, Program
+from ._program import LAST
+from .chain import Program
 
 I64 = NDArray[np.int64]
 F32 = NDArray[np.float32]

@@ -1,14 +1,13 @@
-"""Steps as data: what `chain` does to a row between its edits and the draw, checked and compiled once."""
+"""Steps as data: what `chain` does to a row between its edits and the draw, as the lines of a Program, checked."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 INFINITY = math.inf
 LARGEST = float(np.finfo(np.float64).max)
@@ -106,44 +105,14 @@ def _compiled(step: Any, where: str) -> list[float]:
     return made + [0.0] * (WIDTH - len(made))
 
 
-class Program:
-    """Steps such as ("top_k", 40), ("xtc", 0.5, 0.1) or ("top_p", {"p": 0.9}), in the order in which they act.
-
-    codes: float64 (n, 4), a step's code and numbers. state: float64 (2,), what a sequence starts with.
-    Raises ValueError, TypeError.
-
-    >>> Program([("top_k", 40), ("temperature", 0.8)]).codes[:, 1].tolist()
-    [40.0, 0.8]
-    """
-
-    __slots__ = ("codes", "state", "steps")
-
-    codes: NDArray[np.float64]
-    state: NDArray[np.float64]
-    steps: tuple[Any, ...]
-
-    def __init__(self, steps: Iterable[Any]) -> None:
-        self.steps = tuple(tuple(step) if isinstance(step, list) else step for step in steps)
-        rows = [_compiled(step, f"step {i}") for i, step in enumerate(self.steps)]
-        self.codes = np.array(rows, np.float64).reshape(len(rows), WIDTH)
-        names = [list(STEPS)[int(row[0]) - 1] for row in rows]
-        for i, name in enumerate(names[:-1]):
-            if name in LAST:
-                raise ValueError(f"step {i} ({name!r}) draws, so it must be the last of the {len(names)}")
-        self.state = np.array(_first_state(names[-1] if names else "", rows[-1] if rows else []))
-        self.codes.flags.writeable = self.state.flags.writeable = False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self.codes.tobytes() == other.codes.tobytes()
-
-    def __hash__(self) -> int:
-        return hash(self.codes.tobytes())
-
-    def __repr__(self) -> str:
-        return f"Program({list(self.steps)!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Program, (self.steps,)
+def compiled(steps: Sequence[Any]) -> tuple[list[list[float]], list[float]]:
+    """Each step's code and numbers, WIDTH of them, and the state that a sequence begins with. ValueError, TypeError."""
+    lines = [_compiled(step, f"step {i}") for i, step in enumerate(steps)]
+    names = [list(STEPS)[int(line[0]) - 1] for line in lines]
+    for i, name in enumerate(names[:-1]):
+        if name in LAST:
+            raise ValueError(f"step {i} ({name!r}) draws, so it must be the last of the {len(names)}")
+    return lines, _first_state(names[-1] if names else "", lines[-1] if lines else [])
 
 
 def _first_state(name: str, numbers: Sequence[float]) -> list[float]:

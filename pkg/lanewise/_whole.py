@@ -90,7 +90,7 @@ def custom(step: s.Custom, row: F32, ids: I64) -> F32:
     given = np.asarray(step.function(ids, row))
     if given.shape != row.shape or given.dtype.kind != "f":
         raise ValueError(f"a custom step must give a float row of shape {row.shape}, got {given.dtype} {given.shape}")
-    return np.ascontiguousarray(given, np.float32)
+    return np.array(given, np.float32)  # a copy: the function may fill the same array for the next row
 
 
 def applied(step: s.Step, row: F32, ids: I64, guide: F32 | None) -> F32:

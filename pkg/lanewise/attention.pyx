@@ -9,7 +9,7 @@ from libc.stdint cimport INT32_MAX, int64_t
 import numpy as np
 
 from lanewise import _threads
-from lanewise._arguments cimport integer, number
+from lanewise._arguments cimport integer, number, word
 from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, readable, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport fill_scales, fill_side
@@ -458,11 +458,7 @@ cdef class AttentionPlan:
 
 
 cdef double unit_of(object lse_base) except -1:
-    if lse_base == "e":
-        return 1.0
-    if lse_base == "2":
-        return LOG2_E
-    raise ValueError(f"lse_base must be 'e' or '2', got {lse_base!r}")
+    return LOG2_E if word(lse_base, "lse_base", ("e", "2")) else 1.0
 
 
 # C-contiguous float32 of what `readable` gave.

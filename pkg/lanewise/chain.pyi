@@ -1,15 +1,27 @@
-from collections.abc import Sequence
-from typing import Any, Literal, SupportsIndex, overload
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, SupportsIndex, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
-from lanewise._program import Program
 from lanewise._types import Array, Bias, Floats, Ids, Ints, Mask, OnInvalid, Seeds, Tokens
 from lanewise.sampling import Support
 from lanewise.stream import Stream
 
 __test__: dict[str, str]  # added by Cython
+
+@final
+class Program:
+    @property
+    def steps(self) -> tuple[Any, ...]: ...
+    @property
+    def codes(self) -> NDArray[np.float64]: ...
+    @property
+    def state(self) -> NDArray[np.float64]: ...
+    def __new__(cls, steps: Iterable[Any]) -> Self: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @overload
 def run_chain(

@@ -1,5 +1,6 @@
-# cython: language_level=3, freethreading_compatible=True
+# cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """Programs of sampling steps, run: what Sampler is made on."""
+cimport cython
 cimport numpy as cnp
 from libc.float cimport DBL_MAX, FLT_MAX
 from libc.stdint cimport int64_t
@@ -12,40 +13,87 @@ from lanewise._arrays cimport as_array, logits_rows, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_penalties
 from lanewise.sampling cimport chosen, support_of, tokens_out
-from lanewise._program import Program
+from lanewise import _program
 
 cnp.import_array()
 
 
+@cython.final
+cdef class Program:
+    """Steps such as ("top_k", 40), ("xtc", 0.5, 0.1) or ("top_p", {"p": 0.9}), in the order in which they act.
+
+    Made once, for good: a kernel follows it without a look. Raises ValueError, TypeError.
+
+    >>> Program([("top_k", 40), ("temperature", 0.8)]).codes[:, 1].tolist()
+    [40.0, 0.8]
+    """
+
+    def __cinit__(self, steps):
+        self.steps = tuple([tuple(step) if isinstance(step, list) else step for step in steps])
+        lines, state = _program.compiled(self.steps)
+        self.lines = np.array(lines, np.float64).tobytes()
+        self.first[0], self.first[1] = state
+
+    cdef int64_t count(self) noexcept:
+        return len(self.lines) // sizeof(chain_step)
+
+    cdef const chain_step *line(self) noexcept:
+        return <const chain_step *><const char *>self.lines
+
+    @property
+    def codes(self):
+        """float64 (n, 4): a step's code and numbers."""
+        return np.frombuffer(self.lines).reshape(-1, _program.WIDTH)
+
+    @property
+    def state(self):
+        """float64 (2,): what a sequence starts with."""
+        return np.array([self.first[0], self.first[1]])
+
+    def __eq__(self, other):
+        return isinstance(other, Program) and self.lines == (<Program>other).lines
+
+    def __hash__(self):
+        return hash(self.lines)
+
+    def __repr__(self):
+        return f"Program({list(self.steps)!r})"
+
+    def __reduce__(self):
+        return Program, (self.steps,)
+
+
 # Each row's steps, and the states they begin with.
 cdef int fill_programs(chain_args *a, chain_row *to, double *first, object programs, list kept) except -1:
-    cdef int64_t i, steps
-    cdef cnp.ndarray codes
-    cdef const double *begin
+    cdef int64_t i, steps = 0
+    cdef Program program
+    cdef bytes lines
     if type(programs) is Program:
-        codes = programs.codes
-        steps = cnp.PyArray_DIM(codes, 0)
-        begin = <const double *>cnp.PyArray_DATA(<cnp.ndarray>programs.state)
+        program = programs
+        lines = program.lines
         for i in range(a.rows):
-            to[i].first_step, to[i].steps = 0, steps
-            first[2 * i], first[2 * i + 1] = begin[0], begin[1]
+            start_program(&to[i], &first[2 * i], program, 0)
     else:
-        if not isinstance(programs, (list, tuple)) or not all(isinstance(program, Program) for program in programs):
+        each = list(programs) if isinstance(programs, (list, tuple)) else [None]
+        if not all(isinstance(one, Program) for one in each):
             raise TypeError(f"programs must be a Program, or a list of them, one a row, got {programs!r}")
-        if len(programs) != a.rows:
-            raise ValueError(f"programs must be one or one a row: {a.rows} rows, got {len(programs)}")
-        different = {id(program): program for program in programs}
-        codes = np.concatenate([program.codes for program in different.values()] or [np.empty((0, 4))])
-        starts, steps = {}, 0
-        for key, program in different.items():
-            starts[key] = steps
-            steps += len(program.codes)
-        for i, program in enumerate(programs):
-            to[i].first_step, to[i].steps = starts[id(program)], len(program.codes)
-            first[2 * i], first[2 * i + 1] = program.state
-    kept.append(codes)
-    a.steps = whole(codes)
+        if len(each) != a.rows:
+            raise ValueError(f"programs must be one or one a row: {a.rows} rows, got {len(each)}")
+        starts = {}
+        for i, program in enumerate(each):
+            if program not in starts:
+                starts[program] = steps
+                steps += program.count()
+            start_program(&to[i], &first[2 * i], program, starts[program])
+        lines = b"".join([(<Program>one).lines for one in starts])
+    kept.append(lines)
+    a.steps.ptr, a.steps.bytes = <char *>lines, len(lines)
     return 0
+
+
+cdef void start_program(chain_row *row, double *state, Program program, int64_t first_step) noexcept:
+    row.first_step, row.steps = first_step, program.count()
+    state[0], state[1] = program.first[0], program.first[1]
 
 
 cdef int fill_added(chain_args *a, rows_t *r, object added, list kept) except -1:
@@ -119,7 +167,6 @@ def run_chain(logits, programs, *, state=None, repetition_penalty=1.0, frequency
     rest as `sample` has it.
     Raises ValueError, TypeError before anything is written.
 
-    >>> from lanewise._program import Program
     >>> run_chain(np.float32([1.0, 3.0, 2.0]), Program([("top_k", 2), ("temperature", 0.0)]))
     1
     """

@@ -102,7 +102,7 @@ def beam_step(scores, logits, *, n=None, groups=1, eos_ids=(), diversity_penalty
         raise ValueError(f"groups is {groups}, which does not divide the {count} groups of scores")
     if a.groups * a.beams > BEAM_LIMIT:
         raise ValueError(f"a search may have up to {BEAM_LIMIT} beams, got {a.groups} x {a.beams}")
-    ends = np.array(as_array(eos_ids, "eos_ids"), np.int64, ndmin=1) if len(eos_ids) else np.empty(0, np.int64)
+    ends = integers(eos_ids, "eos_ids")
     for id_ in ends.tolist():
         integer(id_, "eos_ids", 0, r.cols - 1)
     a.eos_ids, a.eos_count = whole(ends), len(ends)
@@ -291,7 +291,7 @@ def verify_draft(target, draft, params=None, *, q=None, method="noise", probs=Fa
     memset(&a, 0, sizeof(a))
     memset(&edits, 0, sizeof(edits))
     check_on_invalid(on_invalid)
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     a.method, a.of_probs = METHODS[method], bool(probs)
     a.ties_all, a.force_exact = ties_of_steps(ties), force_exact()

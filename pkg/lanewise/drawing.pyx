@@ -179,7 +179,9 @@ def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=Non
     if noise is not None:
         if not (n is None and seed is None and step is None and keys is None and rng is None and u is None):
             raise ValueError("noise draws one id by itself; give it without n, seed, step, keys, rng and u")
-        return delivered(race(owner, &r, noise), out, &r, on_invalid, PROBS_REASON)
+        ids = room_for(out, &r, (), cnp.NPY_INT64)
+        race(ids, owner, &r, noise)
+        return delivered(ids, out, &r, on_invalid, PROBS_REASON)
     params = params_of(&r, &a.params)
     a.x, a.rows, a.first_row, a.cols, a.dtype, a.x_stride = rows_span(&r), r.rows, 0, r.cols, r.dtype, r.stride
     a.n, a.has_u = 1 if n is None else integer(n, "n", 1, r.cols), u is not None
@@ -190,7 +192,7 @@ def sample_from_probs(probs, *, n=None, seed=None, step=None, keys=None, rng=Non
 
 
 # The winners of p / noise; -1 for rows that are no probabilities. In float64 nothing above 0 becomes 0.
-cdef cnp.ndarray race(object owner, rows_t *r, object noise):
+cdef int race(cnp.ndarray ids, object owner, rows_t *r, object noise) except -1:
     times = as_array(noise, "noise")
     if times.dtype.kind != "f":
         raise TypeError(f"noise must be floats, got {times.dtype}")
@@ -199,7 +201,6 @@ cdef cnp.ndarray race(object owner, rows_t *r, object noise):
     if not (times >= 0).all():
         at = tuple(int(i) for i in np.argwhere(~(times >= 0))[0])
         raise ValueError(f"noise{list(at)} is {times[at]}; it must be at least 0")
-    ids = np.empty(() if r.single else r.rows, np.int64)
     for i in range(r.rows):
         p = scale(owner if r.single else owner[i], 1.0).astype(np.float64)
         if not ((p >= 0).all() and 0 < p.max() < np.inf):
@@ -207,7 +208,7 @@ cdef cnp.ndarray race(object owner, rows_t *r, object noise):
             continue
         speeds = p / np.maximum((times if times.ndim == 1 else times[i]).astype(np.float64), 2.0 ** -126)
         ids[() if r.single else i] = np.where(p > 0, speeds, -1.0).argmax()
-    return ids
+    return 0
 
 
 def draw_tile(tile, first_id, *, temperature, seed, step, key=0):

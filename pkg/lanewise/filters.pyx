@@ -157,7 +157,7 @@ cdef object rows_out(object out, rows_t *r, edit_args *a, bint any_dtype):
     if any_dtype and isinstance(out, np.ndarray) and (out.dtype == np.float16 if r.dtype == DTYPE_F16 else
                                                       r.dtype == DTYPE_BF16 and is_bfloat16(out.dtype)):
         a.out_dtype = r.dtype
-        check_out(out.view(np.uint16), shape, cnp.NPY_UINT16, "out")
+        check_out(np.asarray(out).view(np.uint16), shape, cnp.NPY_UINT16, "out")
         return out
     return check_out(out, shape, cnp.NPY_FLOAT32, "out")
 

@@ -106,7 +106,7 @@ class PagedKVCache:
 
     def _of_layer(self, view: NDArray[Any], layer: Int | None) -> NDArray[Any]:
         if layer is None:
-            return view
+            return view[...]  # the caller's own: its shape or dtype can be set
         if not 0 <= operator.index(layer) < len(view):
             raise ValueError(f"layer must be in [0, {len(view) - 1}], got {layer}")
         found: NDArray[Any] = view[layer]

@@ -136,10 +136,11 @@ cdef cnp.ndarray target(object x, str name):
     return a
 
 
-cdef int fill_blocks(blocks_t *b, cnp.ndarray a, int axis, str name) except -1:
-    cdef int axes = cnp.PyArray_NDIM(a), i
+cdef int fill_blocks(blocks_t *b, cnp.ndarray a, object axis_, str name) except -1:
+    cdef int axes = cnp.PyArray_NDIM(a), i, axis
     if axes == 0:
         raise ValueError(f"{name} must have at least one axis, got a number")
+    axis = <int>integer(axis_, "axis", -MOST_AXES, MOST_AXES - 1)
     if not -axes <= axis < axes:
         raise ValueError(f"axis must be in [{-axes}, {axes - 1}] for {name} of shape {(<object>a).shape}, got {axis}")
     axis += axes if axis < 0 else 0

@@ -98,8 +98,11 @@ class HostOffload:
     def __init__(
         self, num_blocks: Int, block_bytes: Int, *, buffer: Any = None, huge_pages: bool = True, touch: bool = False
     ) -> None:
-        self._pool = BlockPool(operator.index(num_blocks))
-        self.block_bytes = operator.index(block_bytes)
+        self._pool = BlockPool(num_blocks)
+        try:
+            self.block_bytes = operator.index(block_bytes)
+        except TypeError:
+            raise TypeError(f"block_bytes must be an integer, got {block_bytes!r}") from None
         if not 1 <= self.block_bytes * self._pool.num_blocks < storage.MOST_BYTES:
             raise ValueError(f"block_bytes must be at least 1, and a process address all blocks, got {block_bytes}")
         size = self._pool.num_blocks * self.block_bytes

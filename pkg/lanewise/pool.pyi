@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import NoReturn, overload
+from typing import NoReturn, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ MOST_KEY_BYTES: int
 
 @disjoint_base
 class BlockPool:
-    def __new__(cls, num_blocks: int, *, null_block: bool = False) -> Self: ...
+    def __new__(cls, num_blocks: SupportsIndex, *, null_block: bool = False) -> Self: ...
     @overload
     def allocate(self, n: None = None) -> int: ...
     @overload

@@ -10,12 +10,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._program import CODES, STEPS, Program
+from ._program import CODES, STEPS
+
+if TYPE_CHECKING:
+    from .chain import Program
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -5,7 +5,6 @@ Thin: edits by the text are csrc/history.c, what follows is one run of the kerne
 """
 cimport cython
 cimport numpy as cnp
-from cpython.pythread cimport *
 from libc.stdint cimport INT64_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -17,8 +16,9 @@ import numpy as np
 from lanewise._arguments cimport check_on_invalid, integer, mask_array, ragged_ids
 from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, rows_t, whole
 from lanewise._ops cimport *
+from lanewise._turns cimport close_turns, end_turn, open_turns, take_turn, turn
+from lanewise.chain cimport Program
 from lanewise import _plan, _program, _whole, steps as _steps
-from lanewise._program import Program
 from lanewise.chain import run_chain
 from lanewise.errors import InvalidLogitsError
 from lanewise.params import SamplingParams
@@ -30,6 +30,7 @@ cnp.import_array()
 cdef extern from "history.h":
     enum:
         OVER_OUTPUT, OVER_PROMPT
+        EDIT_ADD, EDIT_SEQUENCES, EDIT_NGRAM, EDIT_ENCODER_NGRAM, EDIT_FORCE
 
     struct edit_step:
         int64_t kind, over, counts_over, last_n, n, flags, limit
@@ -78,6 +79,24 @@ cdef inline void put(void *to, const void *from_, size_t count) noexcept:
 
 # ---- plans ----
 
+# Whether C can follow a step without a look. Steps see to that when they are made, but object.__setattr__ and pickles
+# do not ask them.
+cdef bint is_sound(const edit_step *s, int64_t ids, int64_t values) noexcept:
+    cdef int64_t i, least = s.kind == EDIT_SEQUENCES  # whose last id is what is touched
+    for i in range(ids):
+        if not 0 <= s.ids[i] <= MOST_IDS:
+            return False
+    if s.offsets != NULL:
+        for i in range(s.count):
+            if s.offsets[i + 1] < s.offsets[i] + least:
+                return False
+        if s.offsets[0] != 0 or s.offsets[s.count] != ids:
+            return False
+    if s.kind == EDIT_ADD or s.kind == EDIT_SEQUENCES or s.kind == EDIT_FORCE:
+        return values == s.count
+    return s.n >= 1 or (s.kind != EDIT_NGRAM and s.kind != EDIT_ENCODER_NGRAM)
+
+
 cdef class _Edits:
     """A run of edits, as C has them."""
     cdef edit_step *step
@@ -86,7 +105,7 @@ cdef class _Edits:
 
     def __cinit__(self, list edits):
         cdef edit_step *to
-        cdef cnp.ndarray array
+        cdef int64_t ids, values, ends, k
         self.largest, self.kept = -1, []
         self.count = len(edits)
         self.step = <edit_step *>malloc(max(1, self.count) * sizeof(edit_step))
@@ -94,24 +113,29 @@ cdef class _Edits:
             raise MemoryError("no memory for a plan")
         memset(self.step, 0, max(1, self.count) * sizeof(edit_step))
         for i, edit in enumerate(edits):
-            to = &self.step[i]
+            to, ids, values = &self.step[i], 0, 0
             to.kind, to.over, to.counts_over, to.last_n = edit.kind, edit.over, edit.counts_over, edit.last_n
-            to.n, to.flags, to.limit, to.count = edit.n, edit.flags, edit.limit, edit.size
+            to.n, to.flags, to.limit = edit.n, edit.flags, edit.limit
             for k in range(3):
                 to.numbers[k] = edit.numbers[k]
             if edit.ids is not None:
-                array = np.array(edit.ids or (0,), np.int64)
-                self.largest = max(self.largest, max(edit.ids, default=-1))
-                self.kept.append(array)
-                to.ids = <const int64_t *>cnp.PyArray_DATA(array)
+                to.ids = <const int64_t *>self.keep(edit.ids, cnp.NPY_INT64, &ids)
+                to.count = ids
+                for k in range(ids):
+                    self.largest = max(self.largest, to.ids[k])
             if edit.values:
-                array = np.array(edit.values, np.float64)
-                self.kept.append(array)
-                to.values = <const double *>cnp.PyArray_DATA(array)
+                to.values = <const double *>self.keep(edit.values, cnp.NPY_FLOAT64, &values)
             if edit.offsets:
-                array = np.array(edit.offsets, np.int64)
-                self.kept.append(array)
-                to.offsets = <const int64_t *>cnp.PyArray_DATA(array)
+                to.offsets = <const int64_t *>self.keep(edit.offsets, cnp.NPY_INT64, &ends)
+                to.count = ends - 1
+            if not is_sound(to, ids, values):
+                raise ValueError(f"steps must stay as they were made: one was altered and says {edit!r}")
+
+    cdef void *keep(self, object numbers, int dtype, int64_t *count) except NULL:
+        cdef cnp.ndarray array = np.array(tuple(numbers), cnp.PyArray_DescrFromType(dtype)).reshape(-1)
+        count[0] = cnp.PyArray_DIM(array, 0)
+        self.kept.append(array)
+        return cnp.PyArray_DATA(array)
 
     def __dealloc__(self):
         free(self.step)
@@ -127,18 +151,15 @@ cdef class _Plan:
     cdef sample_params penalties
     cdef int64_t over, last_n
     cdef bint split, penalises, whole_text
-    cdef object program
-    cdef const double *codes
+    cdef Program program
     cdef bint plain, stateful, guided
-    cdef int64_t largest, lines
+    cdef int64_t largest
 
     def __cinit__(self, tuple found):
         groups = _plan.groups(found)
         self.steps, self.largest = found, -1
         last = groups.pop() if groups and groups[-1].kind == "program" else None
         self.program = Program(last.steps if last is not None else ())
-        self.codes = <const double *>cnp.PyArray_DATA(<cnp.ndarray>self.program.codes)
-        self.lines = len(self.program.codes)
         self.stateful = last is not None and last.steps[len(last.steps) - 1][0] in _program.LAST
         self.before = []
         for group in groups:
@@ -298,7 +319,7 @@ cdef class Sampler:
     >>> sampler(np.float32([[1, 5, 5.1, 0], [3, 2, 1, 0]])).tolist(), sampler.output("b").tolist()
     ([2, 0], [0])
     """
-    cdef PyThread_type_lock lock
+    cdef turn turn
     cdef readonly uint64_t seed
     cdef readonly object vocab_size
     cdef uint64_t serial, calls
@@ -317,9 +338,7 @@ cdef class Sampler:
     cdef _Plan last_plan
 
     def __cinit__(self):
-        self.lock = PyThread_allocate_lock()
-        if self.lock == NULL:
-            raise MemoryError("no memory for a lock")
+        open_turns(&self.turn)
         self.plans, self.by_value, self.sequences, self.order = {}, {}, {}, []
         self.plan = _Plan(())  # of one that was never told its steps
 
@@ -339,16 +358,13 @@ cdef class Sampler:
         free_lists(&self.before)
         free_lists(&self.text)
         free(self.state_)
-        if self.lock != NULL:
-            PyThread_free_lock(self.lock)
+        close_turns(&self.turn)
 
     cdef int enter(self) except -1:
-        if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
-            raise RuntimeError("this Sampler is in use by another thread; give each thread its own")
-        return 0
+        return take_turn(&self.turn, "Sampler")
 
     cdef void leave(self) noexcept:
-        PyThread_release_lock(self.lock)
+        end_turn(&self.turn)
 
     # ---- plans ----
 
@@ -431,7 +447,7 @@ cdef class Sampler:
         new.extend(prompt, "prompt_ids", most, False)
         new.prompt = new.length
         if new.plan.stateful:
-            new.states[0], new.states[1] = new.plan.program.state
+            memcpy(new.states, new.plan.program.first, STATE * sizeof(double))
         new.extend(output, "output_ids", most, True)
         return new
 
@@ -801,7 +817,7 @@ cdef class Sampler:
         p[0] = s.plan.penalties
         p.seed, p.key, p.step = s.seed, s.key, s.first_step + s.length - s.prompt
         memset(row, 0, sizeof(chain_row))
-        row.steps, row.first_step = s.plan.lines, self.step_count
+        row.steps, row.first_step = s.plan.program.count(), self.step_count
         if i and s.plan is self.last_plan:
             row.first_step = self.rows[i - 1].first_step
         else:
@@ -809,7 +825,7 @@ cdef class Sampler:
                 self.step_room = 0
                 grow(<void **>&self.steps_, 2 * (self.step_count + row.steps), sizeof(chain_step))
                 self.step_room = 2 * (self.step_count + row.steps)
-            put(&self.steps_[self.step_count], s.plan.codes, row.steps * sizeof(chain_step))
+            put(&self.steps_[self.step_count], s.plan.program.line(), row.steps * sizeof(chain_step))
             self.step_count += row.steps
             self.last_plan = s.plan
         if s.plan.stateful:
@@ -1038,7 +1054,7 @@ def apply_steps(logits, steps, *, prompt_ids=None, output_ids=None, out=None):
              for ids, name in ((prompt_ids, "prompt_ids"), (output_ids, "output_ids"))]
     if out is not None:
         check_out(out, owner.shape, cnp.NPY_FLOAT32, "out")
-    result = out if out is logits else scale(owner, 1.0)  # out may overlap the logits, which are still read
+    result = np.asarray(out) if out is logits else scale(owner, 1.0)  # out may overlap the logits, which are still read
     memset(&found, 0, sizeof(found))
     try:
         for i in range(r.rows):
@@ -1056,7 +1072,7 @@ def apply_steps(logits, steps, *, prompt_ids=None, output_ids=None, out=None):
                 to[...] = z
     finally:
         touched_free(&found)
-    if out is not None and out is not result:
+    if out is not None and out is not logits:
         out[...] = result
     return result if out is None else out
 

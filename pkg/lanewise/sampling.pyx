@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanewise._arguments cimport check_on_invalid, check_ties, integer, ties_of_steps
-from lanewise._arrays cimport check_out, is_direct, logits_rows, rows_span, rows_t, whole
+from lanewise._arrays cimport check_out, is_direct, logits_rows, outs_of, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport draw, fill_edits, fill_numbers, fill_steps, from_params
 from lanewise._settings import PARAMETERS, PRESETS
@@ -91,8 +91,7 @@ def top_k(logits, k, *, ties="lowest", out=None):
     if r.cols > UINT32_MAX:
         raise ValueError(f"top_k takes up to {UINT32_MAX} columns, got {r.cols}")
     if out is not None:
-        if not isinstance(out, (tuple, list)) or len(out) != 2:
-            raise TypeError(f"out must be (values, ids), got {type(out).__name__}")
+        out = outs_of(out, 2, "(values, ids)")
         shape = () if r.single else (r.rows,)
         shape += (width,)
         check_out(out[0], shape, cnp.NPY_FLOAT32, "out[0]")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanewise._arguments cimport integer
-from lanewise._arrays cimport as_array, check_out, is_direct, logits_rows, rows_span, rows_t, whole
+from lanewise._arrays cimport as_array, check_out, is_direct, logits_rows, outs_of, rows_span, rows_t, whole
 from lanewise._ops cimport *
 from lanewise._settings cimport fill_edits, fill_numbers
 
@@ -62,7 +62,7 @@ cdef cnp.ndarray checked(object ids, str name, tuple shape, tuple other, int64_t
 
 
 # An array for a field that has a shape, out's own where the kernel can write to it; None for one that is not asked for.
-cdef object place(tuple shape, int dtype, object out, int field, rows_t *r, span *to):
+cdef object place(tuple shape, int dtype, tuple out, int field, rows_t *r, span *to):
     if out is not None:
         name = "out." + Logprobs._fields[field]
         if (shape is None) != (out[field] is None):
@@ -77,13 +77,13 @@ cdef object place(tuple shape, int dtype, object out, int field, rows_t *r, span
     return array
 
 
-cdef object finished(list fields, object out):
-    if out is None:
+cdef object finished(list fields, tuple places, object out):
+    if places is None:
         for i, field in enumerate(fields):
             if field is not None and cnp.PyArray_NDIM(field) == 0:
                 fields[i] = field.item()
         return tuple.__new__(Logprobs, fields)
-    for written, field in zip(fields, out):
+    for written, field in zip(fields, places):
         if written is not field:
             field[...] = written
     return out
@@ -117,7 +117,7 @@ def logprobs(logits, tokens=None, *, top_n=0, ids=None, entropy=False, temperatu
     cdef sample_args edits
     cdef sample_params one
     cdef sample_params *p = &one
-    cdef tuple rows, chosen = None, tops = None, given = None
+    cdef tuple rows, chosen = None, tops = None, given = None, places = None
     memset(&a, 0, sizeof(a))
     memset(&edits, 0, sizeof(edits))
     owner = logits_rows(logits, &r, "logits")
@@ -128,8 +128,8 @@ def logprobs(logits, tokens=None, *, top_n=0, ids=None, entropy=False, temperatu
     a.top_n = integer(top_n, "top_n", 0, r.cols)
     if tokens is None and not a.top_n and ids is None and not entropy:
         raise ValueError("nothing is asked for: give tokens, top_n, ids or entropy=True")
-    if out is not None and (not isinstance(out, tuple) or len(out) != len(Logprobs._fields)):
-        raise TypeError(f"out must be a Logprobs, got {type(out).__name__}")
+    if out is not None:
+        places = outs_of(out, len(Logprobs._fields), "a Logprobs")
     rows = () if r.single else (r.rows,)
     if tokens is not None:
         chosen, tokens = rows, checked(tokens, "tokens", rows, rows, r.cols)
@@ -151,11 +151,11 @@ def logprobs(logits, tokens=None, *, top_n=0, ids=None, entropy=False, temperatu
     set_edits(&a, &edits)
     a.x, a.params.ptr, a.params.bytes = rows_span(&r), p, r.rows * sizeof(sample_params)
     a.rows, a.cols, a.dtype, a.x_stride, a.force_exact = r.rows, r.cols, r.dtype, r.stride, force_exact()
-    fields = [place(chosen, cnp.NPY_FLOAT32, out, 0, &r, &a.chosen),
-              place(chosen, cnp.NPY_INT64, out, 1, &r, &a.rank),
-              place(tops, cnp.NPY_INT64, out, 2, &r, &a.top_ids),
-              place(tops, cnp.NPY_FLOAT32, out, 3, &r, &a.top_logprobs),
-              place(given, cnp.NPY_FLOAT32, out, 4, &r, &a.given),
-              place(rows if entropy else None, cnp.NPY_FLOAT32, out, 5, &r, &a.entropy)]
+    fields = [place(chosen, cnp.NPY_FLOAT32, places, 0, &r, &a.chosen),
+              place(chosen, cnp.NPY_INT64, places, 1, &r, &a.rank),
+              place(tops, cnp.NPY_INT64, places, 2, &r, &a.top_ids),
+              place(tops, cnp.NPY_FLOAT32, places, 3, &r, &a.top_logprobs),
+              place(given, cnp.NPY_FLOAT32, places, 4, &r, &a.given),
+              place(rows if entropy else None, cnp.NPY_FLOAT32, places, 5, &r, &a.entropy)]
     run(OP_logprobs, &a, r.cols, 8 * r.cols + 20000)
-    return finished(fields, out)
+    return finished(fields, places, out)

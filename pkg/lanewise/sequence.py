@@ -230,7 +230,7 @@ def alone(cache: PagedKVCache, seqs: list[Sequence]) -> Iterator[None]:
             if not seq._lock.acquire(False):
                 if any(seq is other for other in taken):
                     raise ValueError(f"seqs[{i}] is there a second time")
-                raise RuntimeError(f"seqs[{i}] is in use by another thread; fork it, and give each thread its own")
+                raise RuntimeError(f"seqs[{i}] is in use by a call that is not over; give each thread its own fork")
             taken.append(seq)
             if seq._freed:
                 raise ValueError(f"seqs[{i}] has been freed")

@@ -64,7 +64,7 @@ class SampleState:
         ties: SampleTies = "lowest",
         preset: Preset = "transformers",
     ) -> None:
-        self.vocab_size = operator.index(vocab_size)
+        self.vocab_size = int(one_number("vocab_size", vocab_size))
         if not 1 <= self.vocab_size <= MAX_VOCAB:
             raise ValueError(f"vocab_size must be in [1, {MAX_VOCAB}], got {vocab_size}")
         given: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, min_keep=min_keep)
@@ -87,7 +87,7 @@ class SampleState:
     def feed(self, tile: Array, first_id: Int) -> None:
         """Takes the logits of the ids first_id .. first_id + len(tile) - 1."""
         with self._alone():
-            logits, first = as_array(tile, "tile"), operator.index(first_id)
+            logits, first = as_array(tile, "tile"), int(one_number("first_id", first_id))
             if logits.ndim != 1:
                 raise ValueError(f"tile must have one axis, got shape {logits.shape}")
             if not 0 <= first <= self.vocab_size - len(logits):
@@ -123,7 +123,7 @@ class SampleState:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("this SampleState is in use by another thread; give each thread its own, and merge them")
+            raise RuntimeError("this SampleState is in use by a call that is not over; give each thread its own")
         try:
             yield
         finally:

@@ -1,8 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True, auto_pickle=False
 """Stream, the seed that counts its steps."""
-from cpython.pythread cimport *
-
 import operator
+
+from lanewise._turns cimport close_turns, end_turn, is_mine, open_turns, take_turn
 
 
 cdef class Stream:
@@ -17,9 +17,7 @@ cdef class Stream:
     """
 
     def __cinit__(self):
-        self.lock = PyThread_allocate_lock()
-        if self.lock == NULL:
-            raise MemoryError("no memory for a lock")
+        open_turns(&self.turn)
 
     def __init__(self, seed, step=0):
         try:
@@ -33,22 +31,21 @@ cdef class Stream:
         self.seed, self.step = seed, step
 
     def __dealloc__(self):
-        if self.lock != NULL:
-            PyThread_free_lock(self.lock)
+        close_turns(&self.turn)
 
     cdef int enter(self) except -1:
-        if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
-            raise RuntimeError("this Stream is in use by another thread; give each thread its own")
-        return 0
+        return take_turn(&self.turn, "Stream")
 
     cdef void leave(self) noexcept:
-        PyThread_release_lock(self.lock)
+        end_turn(&self.turn)
 
     def __enter__(self):
         self.enter()
         return self
 
     def __exit__(self, *exc):
+        if not is_mine(&self.turn):
+            raise RuntimeError("this Stream was not entered by this thread")
         self.leave()
 
     def __repr__(self):

@@ -7,10 +7,11 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
+from lanewise._arguments cimport word
 from lanewise._arrays cimport as_array, in_place, is_bfloat16, whole
 from lanewise._ops cimport *
 from lanewise._sides cimport dtype_of, fill_scales, fill_side
@@ -178,7 +179,7 @@ cdef int check(Job job) except -1:
 # ---- slots ----
 
 
-# int64, adjacent, each below `capacity`.
+# A copy as int64, each below `capacity`: what is checked is what is used, whoever writes to `slots` meanwhile.
 cdef cnp.ndarray slot_array(object slots, str name, int64_t capacity):
     cdef cnp.ndarray a
     cdef int64_t i
@@ -190,7 +191,7 @@ cdef cnp.ndarray slot_array(object slots, str name, int64_t capacity):
     if array.dtype == np.uint64 and array.size and array.max() > 2 ** 63 - 1:
         at = int(array.argmax())
         raise ValueError(f"{name}[{at}] is {array[at]}, but there are {capacity} slots")
-    a = np.require(array, np.int64, ["C", "A"])
+    a = np.array(array, np.int64, order="C")
     cdef const int64_t *s = <const int64_t *>cnp.PyArray_DATA(a)
     for i in range(cnp.PyArray_SIZE(a)):
         if s[i] >= capacity:
@@ -199,11 +200,10 @@ cdef cnp.ndarray slot_array(object slots, str name, int64_t capacity):
 
 
 # A slot that two items would write: an error, or the last has it.
-cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, str duplicates):
+cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, object duplicates):
     cdef int64_t i, last = -1
     cdef const int64_t *s = <const int64_t *>cnp.PyArray_DATA(slots)
-    if duplicates not in ("raise", "last"):
-        raise ValueError(f"duplicates must be 'raise' or 'last', got {duplicates!r}")
+    cdef bint raising = word(duplicates, "duplicates", ("raise", "last")) == 0
     for i in range(cnp.PyArray_SIZE(slots)):
         if s[i] >= 0:
             if s[i] <= last:
@@ -216,11 +216,10 @@ cdef cnp.ndarray no_slot_twice(cnp.ndarray slots, str name, str duplicates):
     again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0))
     if not again.size:
         return slots
-    if duplicates == "raise":
+    if raising:
         first, second = int(order[again[0]]), int(order[again[0] + 1])
         raise ValueError(f"{name}[{first}] and {name}[{second}] are both {int(ordered[again[0]])}: "
                          "a slot may be written once in a call")
-    slots = slots.copy()
     slots[order[again]] = -1
     return slots
 
@@ -291,8 +290,7 @@ cdef tuple cache_views(object k_cache, object v_cache, object k_scales, object v
 
 cdef Turn turn_of(object cos, object sin, object positions, object style, int64_t items):
     cdef Turn turn = Turn()
-    if style not in ("neox", "interleaved"):
-        raise ValueError(f"rope must be 'neox' or 'interleaved', got {style!r}")
+    cdef bint interleaved = word(style, "rope", ("neox", "interleaved"))
     tables = []
     for name, given in (("cos", cos), ("sin", sin)):
         if given is None:
@@ -315,7 +313,7 @@ cdef Turn turn_of(object cos, object sin, object positions, object style, int64_
     if items and turn.positions.min() < 0:
         at = int(turn.positions.argmin())
         raise ValueError(f"positions[{at}] must be at least 0, got {turn.positions[at]}")
-    turn.rotary, turn.interleaved = 2 * tables[0].shape[1], style == "interleaved"
+    turn.rotary, turn.interleaved = 2 * tables[0].shape[1], interleaved
     return turn
 
 
@@ -405,16 +403,19 @@ cdef class KVTarget:
     def write(self, k, v, slots, int64_t layer=-1):
         """Rows (layers, tokens, heads, head_dim), without the layers if there is one, to slots; whether it was done."""
         cdef kv_args a[2]
-        cdef cnp.ndarray at, x
+        cdef cnp.ndarray at, own, x
         cdef int axes = 4 if layer < 0 else 3, i
-        cdef int64_t items
+        cdef cnp.npy_intp items
         if not cnp.PyArray_CheckExact(slots) or layer >= self.layers or isinstance(k, (list, tuple)) or \
                 isinstance(v, (list, tuple)):
             return False
         at = slots
+        if cnp.PyArray_NDIM(at) != 1 or cnp.PyArray_TYPE(at) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(at):
+            return False
         items = cnp.PyArray_SIZE(at)
-        if cnp.PyArray_NDIM(at) != 1 or cnp.PyArray_TYPE(at) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(at) or \
-                not are_slots(<const int64_t *>cnp.PyArray_DATA(at), items, self.slots):
+        own = cnp.PyArray_EMPTY(1, &items, cnp.NPY_INT64, 0)  # as in slot_array
+        memcpy(cnp.PyArray_DATA(own), cnp.PyArray_DATA(at), items * sizeof(int64_t))
+        if not are_slots(<const int64_t *>cnp.PyArray_DATA(own), items, self.slots):
             return False
         arrays = as_array(k, "k"), as_array(v, "v")
         for i in range(2):
@@ -431,7 +432,7 @@ cdef class KVTarget:
             a[i].from_.layer = cnp.PyArray_STRIDE(x, 0)
             a[i].from_.token, a[i].from_.head = cnp.PyArray_STRIDE(x, axes - 3), cnp.PyArray_STRIDE(x, axes - 2)
             a[i].from_tokens, a[i].to_tokens = max(1, items), self.tokens
-            a[i].targets, a[i].rows = whole(at), items
+            a[i].targets, a[i].rows = whole(own), items
         self.run(a)
         return True
 
@@ -451,9 +452,10 @@ cdef class KVTarget:
         if cnp.PyArray_NDIM(x) != 4 or self.layers != 1:
             return 0
         rows, count = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 2)
-        if rows < 1 or 0 <= must != rows or first < 0 or step < 0 or first + (rows - 1) * step >= self.blocks or \
-                start < 0 or start + count > self.tokens or rows > 1 and step == 0:
+        if rows < 1 or 0 <= must != rows or not 0 <= first < self.blocks or not 0 <= start <= self.tokens - count or \
+                rows > 1 and not 1 <= step <= (self.blocks - 1 - first) // (rows - 1):
             return 0
+        step = step if rows > 1 else 0
         for i in range(2):
             x = arrays[i]
             a[i] = self.halves[i]
@@ -555,7 +557,7 @@ cdef bint is_source(cnp.ndarray x, kv_args *a, const kv_args *halves) except -1:
 
 
 # The slots of sequences, one behind the other, as a table of blocks has them.
-cdef cnp.ndarray table_slots(object block_table, object lengths, int64_t block_size):
+cdef cnp.ndarray table_slots(object block_table, object lengths, int64_t blocks, int64_t block_size):
     table = as_array(block_table, "block_table")
     if table.dtype.kind not in "iu" and table.size:
         raise TypeError(f"block_table must be integers, got {table.dtype}")
@@ -571,8 +573,12 @@ cdef cnp.ndarray table_slots(object block_table, object lengths, int64_t block_s
         if counts[i] < 0:
             raise ValueError(f"lengths[{i}] must be at least 0, got {counts[i]}")
         at = np.arange(counts[i])
-        blocks = table[i].astype(np.int64)[at // block_size]
-        found.append(np.where(blocks < 0, -1, blocks * block_size + at % block_size))
+        used = table[i, :-(-counts[i] // block_size)]
+        if (used >= blocks).any():
+            bad = int(np.argmax(used >= blocks))
+            raise ValueError(f"block_table[{i}, {bad}] is {used[bad]}, but there are {blocks} blocks")
+        block = used.astype(np.int64)[at // block_size]
+        found.append(np.where(block < 0, -1, block * block_size + at % block_size))
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -620,7 +626,7 @@ def gather_kv(k_cache, v_cache, slots=None, *, layout, block_table=None, lengths
     if block_table is not None:
         if "S" in key_axes:
             raise ValueError(f"layout {layout!r} has slots, not blocks, so a block_table says nothing")
-        slots = table_slots(block_table, lengths, keys[0].shape[3])
+        slots = table_slots(block_table, lengths, keys[0].shape[1], keys[0].shape[3])
     slots = slot_array(slots, "slots", capacity_of(keys))
     outs = (None, None) if out is None else tuple(out)
     if len(outs) != 2:

@@ -21,5 +21,6 @@ if [ "$wanted" != "$(cat "$home/installed" 2>/dev/null)" ]; then
   fi
   echo "$wanted" >"$home/installed"
 fi
-# Not this folder itself: its folders would pass for the packages they are named after.
-OPENBLAS_NUM_THREADS=1 PYTHONPATH=$root/pkg:$root/tests/compat/shared "$home/bin/python" -m pytest "$here" "$@"
+# Not this folder itself: its folders would pass for the packages they are named after. One thread for the others: on
+# busy cores torch's wait for one another, and tests of caches took minutes.
+OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONPATH=$root/pkg:$root/tests/compat/shared "$home/bin/python" -m pytest "$here" "$@"
