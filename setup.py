@@ -23,9 +23,7 @@ SMALL = ["_sides", "chain", "decoding", "drawing", "stream"]
 LINK_ARGS = []
 if not os.environ.get("LANEWISE_DEBUG"):
     COMPILE_ARGS.append("-g0")  # Python's own flags ask for -g, which takes as long again
-    if sys.platform == "linux":  # elsewhere more than debuggers unwinds
-        COMPILE_ARGS.append("-fno-asynchronous-unwind-tables")
-        LINK_ARGS.append("-Wl,-s")
+    LINK_ARGS += ["-Wl,-s"] if sys.platform == "linux" else []
 
 
 # What belongs to one module alone; every other C file is linked into _ops.
