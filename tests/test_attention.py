@@ -350,6 +350,17 @@ def test_a_shared_prefix_is_read_once_and_changes_no_bit(prefix: int) -> None:
     assert [a.tobytes() for a in cascade] == [a.tobytes() for a in plain]
 
 
+def test_no_look_at_the_table_behind_a_shared_prefix_that_no_window_reaches() -> None:
+    table = np.zeros((2, 2000), np.int64)
+    table[0, 500:] = 10**12  # behind the length of row 0, within that of row 1
+    k, scales = np.ones((1, 1, 1, 16), np.int8), np.ones((1, 1, 1, 2), np.float32)
+    how: dict[str, Any] = {"k_scales": scales, "v_scales": scales, "window": 100}
+    q = np.ones((2, 1, 16), np.float32)
+    want = lanewise.decode_attention(q, k, k, table, [500, 2000], **how)
+    got = lanewise.decode_attention(q, k, k, table, [500, 2000], shared_prefix=256, **how)
+    assert got.tobytes() == want.tobytes()
+
+
 def test_a_plan_serves_every_layer_and_thread() -> None:
     rng = np.random.default_rng(6)
     plan = lanewise.AttentionPlan([[0, 2]], [30], num_heads=4, num_kv_heads=2, block_size=16)

@@ -530,7 +530,9 @@ static void attend_task(const struct attend_args *a, const struct attend_task *t
   const int in_pieces = ((const struct attend_query *)a->queries.ptr)[task->first_query].states >= 0;
   int64_t chunk = most(task->first_chunk, t.first / ATTEND_CHUNK);
   int64_t end = t.first < t.end ? least(task->end_chunk, (t.end + ATTEND_CHUNK - 1) / ATTEND_CHUNK) : chunk;
-  find_keys(&t, t.next, chunk);
+  if (chunk < end) { /* what lies behind a shared prefix is another row's, nobody has looked at this one's */
+    find_keys(&t, t.next, chunk);
+  }
   for (; chunk < end; chunk++) {
     struct keys *done = t.now;
     t.now = t.next;
