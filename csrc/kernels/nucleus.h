@@ -179,7 +179,7 @@ static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, d
     value = bisect(&s, m, limit);
     w = mass_of(&value, 1, m, everything);
   }
-  uint64_t ties = w ? (limit - s.above + w - 1) / w : 1;
+  uint64_t ties = w ? (limit - s.above - 1) / w + 1 : 1; /* s.above < limit; never 0, whatever w of a changing row is */
   return (struct weighed){{value, nth_equal(x, n, value, ties) + 1}, s.above + ties * w};
 }
 
