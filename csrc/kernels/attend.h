@@ -43,8 +43,7 @@ struct tile {
   float *zeros;                             /* a key or value that stands where there is none */
   float *packed;                            /* one whose elements were not adjacent */
   struct keys {
-    bytes
-        rows[2 * ATTEND_CHUNK + KEYS_AHEAD]; /* of the keys, then of the values, then the first of those that follow */
+    bytes rows[2 * ATTEND_CHUNK + KEYS_AHEAD]; /* of keys, then of values, then the first of what follows */
     float k_scale[ATTEND_CHUNK], k_zero[ATTEND_CHUNK], v_scale[ATTEND_CHUNK], v_zero[ATTEND_CHUNK]; /* of int8 */
     uint16_t holes[ATTEND_CHUNK / LANES]; /* a bit for each key that is in no block */
     int64_t start;                        /* position of the first */
@@ -223,6 +222,21 @@ static void widen_rows(const struct tile *t, size_t width, const struct run *run
   }
 }
 
+/* `keys` rows as the products read them: as they lie, or widened, SOME_KEYS at most, with `widened` to point at them.
+ */
+static struct run ready(const struct tile *t, const bytes *rows, size_t keys, int are_keys, bytes *widened) {
+  const struct run run = {rows, rows + KEYS_AHEAD, keys, 0, SOME_KEYS};
+  if (are_keys ? t->k_direct : t->v_direct) {
+    return run;
+  }
+  const size_t width = are_keys ? t->k_width : t->v_width;
+  widen_rows(t, width, &run, are_keys ? &t->a->key : &t->a->value, are_keys);
+  for (size_t i = 0; i < keys; i++) {
+    widened[i] = (bytes)(t->wide + i * width);
+  }
+  return (struct run){widened, widened, keys, 0, 0};
+}
+
 /* ---- scores ---- */
 
 INLINE const char *own_mask(const struct tile *t, size_t row) {
@@ -288,21 +302,12 @@ INLINE int are_plain(const struct tile *t, size_t from, size_t to) {
 /* The dot products of all rows with all keys. */
 static void multiply_keys(const struct tile *t) {
   struct keys *keys = t->now;
-  const struct side *k = &t->a->key;
-  const dots_fn *products_of = dots_of[t->k_direct ? k->dtype : DTYPE_F32];
+  const dots_fn *products_of = dots_of[t->k_direct ? t->a->key.dtype : DTYPE_F32];
   const size_t passes = (t->rows + FOUR - 1) / FOUR;
   const size_t some = t->k_direct && passes == 1 ? keys->to - keys->from : SOME_KEYS;
   bytes widened[SOME_KEYS];
-  for (size_t i = 0; i < SOME_KEYS; i++) {
-    widened[i] = (bytes)(t->wide + i * t->k_width);
-  }
   for (size_t key = keys->from; key < keys->to; key += some) {
-    const bytes *rows = k_row(keys, key);
-    struct run run = {rows, rows + KEYS_AHEAD, some, 0, SOME_KEYS};
-    if (!t->k_direct) {
-      widen_rows(t, t->k_width, &run, k, 1);
-      run = (struct run){widened, widened, some, 0, 0};
-    }
+    const struct run run = ready(t, k_row(keys, key), some, 1, widened);
     for (size_t r = 0; r < t->rows; r += FOUR) {
       const struct run pass = pass_of(run, r / FOUR, passes);
       products_of[min_size(t->rows - r, FOUR) - 1](t->scores + r * SCORES_ROW + key, &pass, t->q + r * t->k_width,
@@ -393,21 +398,12 @@ INLINE int has_nan(const float *x, size_t from, size_t to) {
 
 static void sum_values(const struct tile *t) {
   struct keys *keys = t->now;
-  const struct side *v = &t->a->value;
-  const weighted_fn *sum_of = weighted_of[t->v_direct ? v->dtype : DTYPE_F32];
+  const weighted_fn *sum_of = weighted_of[t->v_direct ? t->a->value.dtype : DTYPE_F32];
   const size_t passes = (t->rows + FOUR - 1) / FOUR;
   bytes widened[SOME_KEYS];
-  for (size_t i = 0; i < SOME_KEYS; i++) {
-    widened[i] = (bytes)(t->wide + i * t->v_width);
-  }
   fill(t->values, t->rows * t->v_width, 0.0f);
   for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
-    const bytes *rows = v_row(keys, key);
-    struct run run = {rows, rows + KEYS_AHEAD, SOME_KEYS, 0, SOME_KEYS};
-    if (!t->v_direct) {
-      widen_rows(t, t->v_width, &run, v, 0);
-      run = (struct run){widened, widened, SOME_KEYS, 0, 0};
-    }
+    const struct run run = ready(t, v_row(keys, key), SOME_KEYS, 0, widened);
     for (size_t r = 0; r < t->rows; r += FOUR) {
       const struct run pass = pass_of(run, r / FOUR, passes);
       sum_of[min_size(t->rows - r, FOUR) - 1](t->values + r * t->v_width, t->v_width, t->scores + r * SCORES_ROW + key,
@@ -440,11 +436,10 @@ static float zeros_seen(const struct tile *t, size_t row) {
   const struct keys *keys = t->now;
   const float *weights = t->scores + row * SCORES_ROW;
   vf acc[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
-  for (size_t i = keys->from; i < keys->to; i += LANES) {
+  FOR_FOURS(i, j, keys->from, keys->to) {
     vf ignored = v_set1(0.0f);
     const vm in = m_of_bits(seen(t, row, i, &ignored));
-    vf w = v_keep(in, v_load(weights + i)), zero = v_keep(in, v_load(keys->v_zero + i));
-    acc[i / LANES % 4] = v_fma(w, zero, acc[i / LANES % 4]);
+    acc[j] = v_fma(v_keep(in, v_load(weights + i)), v_keep(in, v_load(keys->v_zero + i)), acc[j]);
   }
   return sum_across64(acc);
 }

@@ -61,14 +61,15 @@ INLINE void load_pairs(vf k[2], bytes a, bytes b, size_t d, int dtype) {
 /* Sixteen elements in the order in which the dot products meet them. */
 INLINE void as_met(float *x, int dtype) {
   float even[HALF], odd[HALF];
-  for (int i = 0; dtype == DTYPE_BF16 && i < HALF; i++) {
+  if (dtype != DTYPE_BF16) {
+    return;
+  }
+  for (int i = 0; i < HALF; i++) {
     even[i] = x[2 * i];
     odd[i] = x[2 * i + 1];
   }
-  if (dtype == DTYPE_BF16) {
-    memcpy(x, even, sizeof even);
-    memcpy(x + HALF, odd, sizeof odd);
-  }
+  memcpy(x, even, sizeof even);
+  memcpy(x + HALF, odd, sizeof odd);
 }
 
 /* Where element d of a row of q is: eight of each of up to FOUR rows, then the next eight. */
