@@ -202,7 +202,7 @@ static void widen_rows(const struct tile *t, size_t width, const struct run *run
     bytes row = run->rows[i] == (bytes)t->zeros ? run->rows[i] : packed_row(s, run->rows[i], t->packed);
     for (size_t d = 0; d < whole; d += LANES) {
       if (d * size % 64 == 0 && run->to) {
-        prefetch_far(run->ahead[i] + d * size);
+        ask_row(run->rows + i, d * size);
       }
       if (apart) { /* the second half of each store is written over by the next */
         vf x[2];
@@ -225,7 +225,7 @@ static void widen_rows(const struct tile *t, size_t width, const struct run *run
 /* `keys` rows as the products read them: as they lie, or widened, SOME_KEYS at most, with `widened` to point at them.
  */
 static struct run ready(const struct tile *t, const bytes *rows, size_t keys, int are_keys, bytes *widened) {
-  const struct run run = {rows, rows + KEYS_AHEAD, keys, 0, SOME_KEYS};
+  const struct run run = {rows, keys, 0, SOME_KEYS};
   if (are_keys ? t->k_direct : t->v_direct) {
     return run;
   }
@@ -234,7 +234,7 @@ static struct run ready(const struct tile *t, const bytes *rows, size_t keys, in
   for (size_t i = 0; i < keys; i++) {
     widened[i] = (bytes)(t->wide + i * width);
   }
-  return (struct run){widened, widened, keys, 0, 0};
+  return (struct run){widened, keys, 0, 0};
 }
 
 /* ---- scores ---- */
@@ -422,7 +422,7 @@ static void sum_seen(const struct tile *t, size_t row) {
     vf ignored = v_set1(0.0f);
     for (unsigned bits = seen(t, row, key, &ignored); bits; bits &= bits - 1) {
       size_t i = key + (size_t)__builtin_ctz(bits);
-      const struct run one = {v_row(keys, i), v_row(keys, i), 1, 0, 0};
+      const struct run one = {v_row(keys, i), 1, 0, 0};
       widen_rows(t, t->v_width, &one, &t->a->value, 0);
       for (size_t d = 0; d < t->v_width; d += LANES) {
         v_store(sums + d, v_fma(v_set1(weights[i]), v_load(t->wide + d), v_load(sums + d)));

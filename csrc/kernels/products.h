@@ -13,31 +13,37 @@ typedef const char *bytes;
 
 /* ---- what is read, and what is asked for meanwhile ---- */
 
-/* Rows are asked for KEYS_AHEAD keys before they are wanted, and into the second level of the caches: in the first,
-   what waits for memory takes the place of what is being read (Zen 4, 2026-11-30: float32 from memory takes 2.4 times
-   as long). A few lines at a time, between the products: many at once would wait for one another. And by turns from
-   several rows: memory gives a row after the other more slowly. */
-enum { KEYS_AHEAD = 32 };
+/* Rows are asked for twice before they are wanted. KEYS_AHEAD keys before, into the second level of the caches: in the
+   first, what waits for memory takes the place of what is being read (Zen 4, 2026-11-30: float32 from memory takes 2.4
+   times as long). KEYS_SOON keys before, when they have come that far, into the first (Emerald Rapids, 2026-11-30: from
+   memory and from the third level all takes a tenth less). A few lines at a time, between the products: many at once
+   would wait for one another. And by turns from several rows: memory gives a row after the other more slowly. */
+enum { KEYS_AHEAD = 32, KEYS_SOON = 16 };
 
-/* Rows to be read, those that lie KEYS_AHEAD on, and which of each SOME_KEYS of them are asked for meanwhile. */
+INLINE void ask_row(const bytes *row, size_t offset) {
+  prefetch_far(row[KEYS_AHEAD] + offset);
+  prefetch(row[KEYS_SOON] + offset);
+}
+
+/* Rows to be read, and behind which of each SOME_KEYS of them others are asked for meanwhile. */
 struct run {
-  const bytes *rows, *ahead;
+  const bytes *rows;
   size_t keys, from, to;
 };
 
 /* Where rows of q take several passes over the same keys, each asks for a part of what comes: memory would else rest in
    all passes but the first. */
 INLINE struct run pass_of(struct run all, size_t pass, size_t passes) {
-  return (struct run){all.rows, all.ahead, all.keys, all.to * pass / passes, all.to * (pass + 1) / passes};
+  return (struct run){all.rows, all.keys, all.to * pass / passes, all.to * (pass + 1) / passes};
 }
 
 /* Vectors to a line of memory: 1 of float32, 2, 4. */
 INLINE size_t vectors_a_line(size_t size) { return 64 / size / LANES; }
 
-/* Asks, in the step through elements [d, d + LANES), for what there is of `n` rows' lines in such a step. */
+/* Asks, in the step through elements [d, d + LANES) of `n` rows, for those lines behind them that such a step has. */
 INLINE void ask(const bytes *rows, size_t n, size_t d, size_t size) {
   for (size_t i = d / LANES % vectors_a_line(size); i < n; i += vectors_a_line(size)) {
-    prefetch_far(rows[i] + d * size);
+    ask_row(rows + i, d * size);
   }
 }
 
@@ -89,7 +95,7 @@ INLINE void some_dots(vf *fours, vf *waiting, const struct run *run, size_t key,
   const bytes *keys = run->rows + key + pair_starts((size_t)pair);
   const size_t part = (size_t)pair / (size_t)pairs, parts = PAIRS / (size_t)pairs, all = 2 * (size_t)pairs;
   const size_t wanted = run->to - run->from, asked = wanted * (part + 1) / parts - wanted * part / parts;
-  const bytes *ahead = run->ahead + key + run->from + wanted * part / parts;
+  const bytes *before = run->rows + key + run->from + wanted * part / parts;
   vf acc[FOUR * PAIRS]; /* at most HELD of them are used */
 #pragma GCC unroll 16
   for (int i = 0; i < pairs * rows; i++) {
@@ -100,9 +106,9 @@ INLINE void some_dots(vf *fours, vf *waiting, const struct run *run, size_t key,
       __asm__("" : "+r"(keys));
     }
     if (asked == all) { /* a number that the compiler knows */
-      ask(ahead, all, d, size);
+      ask(before, all, d, size);
     } else {
-      ask(ahead, asked, d, size);
+      ask(before, asked, d, size);
     }
     vf k[PAIRS][2];
 #pragma GCC unroll 8
@@ -157,15 +163,18 @@ INLINE vf load_any(bytes p, size_t d, int dtype) {
   return dtype == DTYPE_I8 ? v_load_i8((const int8_t *)p + d) : row_load(p, d, dtype);
 }
 
+/* Vectors of sums that a row has: as many as the registers hold, or additions wait for one another. */
+INLINE int sums_a_row(int rows) { return HELD > FOUR ? 4 : rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+
 enum { ASK_NONE, ASK_ALL, ASK_SHARE };
 
 /* acc[row][d ..] += the sum of weights[row][key] * values[key][d ..], over `vectors` vectors from d on, asking for the
-   same place of the values ahead. */
+   same place of the values behind. */
 INLINE void some_weighted(float *acc, size_t width, const float *weights, const struct run *run, size_t d, int asks,
                           int dtype, int rows, int vectors) {
   const size_t size = (size_t)size_of_element(dtype), from = run->from, wanted = run->to - from;
-  const bytes *values = run->rows, *ahead = run->ahead;
-  vf a[FOUR];
+  const bytes *values = run->rows;
+  vf a[FOUR * 4]; /* at most HELD of them are used */
 #pragma GCC unroll 16
   for (int i = 0; i < rows * vectors; i++) {
     a[i] = v_load(acc + (size_t)(i / vectors) * width + d + (size_t)(i % vectors) * LANES);
@@ -176,7 +185,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
 #pragma GCC unroll 4
     for (size_t j = 0; j < (size_t)vectors; j++) {
       if (asked && j % vectors_a_line(size) == 0) {
-        prefetch_far(ahead[k] + (d + j * LANES) * size);
+        ask_row(values + k, (d + j * LANES) * size);
       }
       vf v = load_any(values[k], d + j * LANES, dtype);
 #pragma GCC unroll 4
@@ -192,7 +201,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
 }
 
 INLINE void weighted(float *acc, size_t width, const float *weights, const struct run *run, int dtype, int rows) {
-  const int vectors = rows == 1 ? 4 : rows == 2 ? 2 : 1;
+  const int vectors = sums_a_row(rows);
   const size_t step = (size_t)vectors * LANES, a_line = vectors_a_line((size_t)size_of_element(dtype));
   const size_t wanted = run->to - run->from;
   size_t d = 0;
@@ -206,7 +215,11 @@ INLINE void weighted(float *acc, size_t width, const float *weights, const struc
     }
   }
   for (; vectors > 1 && d < width; d += LANES) {
-    some_weighted(acc, width, weights, run, d, ASK_NONE, dtype, rows, 1);
+    if (wanted == 0 || d / LANES % a_line) {
+      some_weighted(acc, width, weights, run, d, ASK_NONE, dtype, rows, 1);
+    } else {
+      some_weighted(acc, width, weights, run, d, ASK_SHARE, dtype, rows, 1);
+    }
   }
 }
 
