@@ -48,16 +48,16 @@ class Work:
         self.wide = np.stack([wide, wide[:, ::-1]])
         self.scales: dict[str, np.ndarray] = {}
         if dtype == "int8":
-            self.kv = np.clip(np.round(self.wide * 40), -128, 127).astype(np.int8)
+            kv: np.ndarray = np.clip(np.round(self.wide * 40), -128, 127).astype(np.int8)
             scale = np.tile(np.float32([1 / 40, 0]), (*shape[1:4], 1))
             self.scales = {"k_scales": scale, "v_scales": scale}
         elif dtype == "bf16":
             import ml_dtypes
 
-            self.kv = self.wide.astype(ml_dtypes.bfloat16)
+            kv = self.wide.astype(ml_dtypes.bfloat16)
         else:
-            self.kv = self.wide.astype(np.float32 if dtype == "f32" else np.float16)
-        self.kv = placed(self.kv)
+            kv = self.wide.astype(np.float32 if dtype == "f32" else np.float16)
+        self.kv = tuple(placed(kv))  # keys, values
         self.keys, self.heads, self.queries = keys, heads, queries
         self.q = rng.standard_normal((queries, heads, DIM), np.float32)
         self.out = np.empty_like(self.q)

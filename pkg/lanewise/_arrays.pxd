@@ -25,6 +25,7 @@ cdef span rows_span(rows_t *r)
 
 # `out` as it is, if it has this dtype and shape and may be written.
 cdef cnp.ndarray check_out(object out, tuple shape, int dtype, str name)
+cdef bint has_shape(cnp.ndarray a, tuple shape)
 cdef tuple outs_of(object out, Py_ssize_t count, str what)  # of a tuple or list, its items, each fetched once
 cdef bint is_direct(cnp.ndarray a, rows_t *r)
 cdef cnp.ndarray target(cnp.ndarray out, rows_t *r)

@@ -199,7 +199,9 @@ cdef class Lender:
 
 cpdef object as_array(object x, str name):
     """`x` as an ndarray, without a copy where there is a way. A bfloat16 one has the dtype BFLOAT16."""
-    if isinstance(x, np.ndarray):
+    if cnp.PyArray_CheckExact(x):
+        return x
+    if cnp.PyArray_Check(x):
         return np.asarray(x)  # a subclass may compare as it likes, and what is checked here is then trusted
     is_negated = getattr(x, "is_neg", None)
     if is_negated is not None and is_negated():  # torch turns the signs when it reads, and DLPack does not know
@@ -238,6 +240,8 @@ cdef bint is_bfloat16(object dtype):
 cdef object readable(object x, str name):
     """`x` as an aligned native array of float32, float16 or BFLOAT16 whose last axis is adjacent."""
     array = as_array(x, name)
+    if dtype_of(array) == DTYPE_F32 and is_plain(array):
+        return array
     dtype = array.dtype
     if is_bfloat16(dtype):
         array = array.view(BFLOAT16)
@@ -259,7 +263,7 @@ cdef object logits_rows(object x, rows_t *r, str name):
     if type(x) is not np.ndarray:
         x = as_array(x, name)
     r.dtype = dtype_of(<cnp.ndarray>x)
-    if r.dtype < 0 or not is_plain(<cnp.ndarray>x):
+    if r.dtype < 0 or cnp.PyArray_NDIM(x) > 2 or not is_plain(<cnp.ndarray>x):
         x = readable(x, name)
         if x.ndim not in (1, 2):
             raise ValueError(f"{name} must have shape (V,) or (B, V), got {x.shape}")
@@ -286,10 +290,10 @@ cdef inline int64_t dtype_of(cnp.ndarray a) noexcept:
     return DTYPE_BF16 if <void *>cnp.PyArray_DESCR(a) == <void *>BFLOAT16 else -1
 
 
-# Rows that are read in place: the common case, decided without one too
+# Whether rows can be read in place, decided without one too
 cdef inline bint is_plain(cnp.ndarray a) noexcept:
     cdef int axis = cnp.PyArray_NDIM(a) - 1
-    return ((axis == 0 or axis == 1) and cnp.PyArray_ISALIGNED(a) and cnp.PyArray_ISNOTSWAPPED(a)
+    return (axis >= 0 and cnp.PyArray_ISALIGNED(a) and cnp.PyArray_ISNOTSWAPPED(a)
             and cnp.PyArray_STRIDE(a, axis) == cnp.PyArray_ITEMSIZE(a))
 
 

@@ -26,29 +26,40 @@ cdef int64_t dtype_of(cnp.ndarray a, str name) except -1:
 
 
 cdef int fill_side(cnp.ndarray view, side *s, span *memory, str name, bint written) except -1:
-    cdef int axes = cnp.PyArray_NDIM(view)
-    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(view)
-    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(view)
-    cdef int64_t item = cnp.PyArray_ITEMSIZE(view)
-    if axes != 5 and axes != 6:
+    if cnp.PyArray_NDIM(view) != 5 and cnp.PyArray_NDIM(view) != 6:
         raise ValueError(f"{name} must have axes (layers, blocks, heads, tokens, head_dim), got shape {(<object>view).shape}")
+    s.layer = cnp.PyArray_STRIDE(view, 0)
+    return fill_axes(view, 1, s, memory, name, written)
+
+
+cdef int fill_layer(cnp.ndarray view, side *s, span *memory, str name) except -1:
+    s.layer = 0
+    return fill_axes(view, 0, s, memory, name, False)
+
+
+# From the axis of blocks on.
+cdef int fill_axes(cnp.ndarray view, int first, side *s, span *memory, str name, bint written) except -1:
+    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(view) + first
+    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(view) + first
+    cdef int64_t item = cnp.PyArray_ITEMSIZE(view)
+    cdef bint in_pieces = cnp.PyArray_NDIM(view) - first == 5
     s.dtype = dtype_of(view, name)
-    s.dim = shape[4]
-    if axes == 6:
-        s.dim *= shape[5]
+    s.dim = shape[3]
+    if in_pieces:
+        s.dim *= shape[4]
     if s.dim == 0:
         raise ValueError(f"{name} must have a head_dim of at least 1, got shape {(<object>view).shape}")
     span_of_view(view, memory, name, item, written)
-    s.layer, s.block, s.head, s.token = strides[0], strides[1], strides[2], strides[3]
-    if axes == 5:
-        s.chunk, s.chunk_stride = 1, strides[4]
-        if strides[4] == item or s.dim == 1:
+    s.block, s.head, s.token = strides[0], strides[1], strides[2]
+    if not in_pieces:
+        s.chunk, s.chunk_stride = 1, strides[3]
+        if strides[3] == item or s.dim == 1:
             s.chunk, s.chunk_stride = s.dim, s.dim * item
-    elif strides[5] != item and shape[5] > 1:
+    elif strides[4] != item and shape[4] > 1:
         raise ValueError(f"{name} must have the x elements of a piece of head_dim adjacent, got strides {(<object>view).strides}")
     else:
-        s.chunk, s.chunk_stride = shape[5], strides[4]
-        if strides[4] == s.chunk * item or shape[4] == 1:
+        s.chunk, s.chunk_stride = shape[4], strides[3]
+        if strides[3] == s.chunk * item or shape[3] == 1:
             s.chunk, s.chunk_stride = s.dim, s.dim * item
     s.scale_layer = s.scale_block = s.scale_head = s.scale_token = 0
     return 0

@@ -10,9 +10,9 @@ import numpy as np
 
 from lanewise import _threads
 from lanewise._arguments cimport integer, number, word
-from lanewise._arrays cimport as_array, check_out, is_bfloat16, logits_rows, readable, rows_span, rows_t, whole
+from lanewise._arrays cimport as_array, check_out, has_shape, is_bfloat16, logits_rows, readable, rows_span, rows_t, whole
 from lanewise._ops cimport *
-from lanewise._sides cimport fill_scales, fill_side
+from lanewise._sides cimport fill_layer, fill_scales
 
 from . import layouts
 
@@ -68,9 +68,9 @@ cdef class Caches:
     """The keys and values of one layer, seen as (blocks, heads, tokens, head_dim), or (..., pieces, x)."""
     cdef object layout, block_size, k_array, v_array
     cdef str k_axes, v_axes, both  # both: the axes of one array that holds keys and values
-    cdef readonly object k, v
+    cdef cnp.ndarray k, v
 
-    def __init__(self, k_cache, v_cache, layout, block_size):
+    def __cinit__(self, k_cache, v_cache, layout, block_size):
         self.layout, self.block_size, self.both = layout, block_size, None
         self.k_axes, self.v_axes = layouts.parse(layout)
         self.k_array = cache_array(k_cache, self.k_axes, layout, "k_cache")
@@ -86,9 +86,9 @@ cdef class Caches:
             self.v_array = cache_array(v_cache, self.v_axes, layout, "v_cache")
         self.k = where_kernels_read(canonical(self.k_array, self.k_axes, block_size))
         self.v = where_kernels_read(canonical(self.v_array, self.v_axes, block_size))
-        if self.k.shape[:3] != self.v.shape[:3]:
+        if not agree(self.k, self.v):
             raise ValueError("k_cache and v_cache must agree but for head_dim: as (blocks, heads, tokens, head_dim) they "
-                             f"are {self.k.shape} and {self.v.shape}")
+                             f"are {(<object>self.k).shape} and {(<object>self.v).shape}")
 
     # Scales and zeros, in one array where keys and values are.
     cdef tuple scales(self, object k_scales, object v_scales, side *keys, side *values, span *k_memory, span *v_memory):
@@ -122,9 +122,18 @@ cdef class Caches:
         return found
 
 
+# Whether two arrays have as many blocks, heads and tokens.
+cdef bint agree(cnp.ndarray a, cnp.ndarray b):
+    cdef int i
+    for i in range(3):
+        if cnp.PyArray_DIM(a, i) != cnp.PyArray_DIM(b, i):
+            return False
+    return True
+
+
 cdef object cache_array(object x, str axes, object layout, str name):
     array = as_array(x, name)
-    if array.ndim != len(axes):
+    if cnp.PyArray_NDIM(array) != len(axes):
         raise ValueError(f"{name} must have {len(axes)} axes for layout {layout!r}, got shape {array.shape}")
     if "L" in axes and array.shape[axes.index("L")] != 1:
         raise ValueError(f"{name} must be of one layer, got {array.shape[axes.index('L')]} of them: layout {layout!r}, "
@@ -370,19 +379,10 @@ cdef class AttentionPlan:
         cdef cnp.ndarray wide, result, lse, states
         cdef Caches caches
         caches = k_cache if type(k_cache) is Caches else Caches(k_cache, v_cache, layout, self.block_size)
-        k, v = caches.k, caches.v
-        fill_side(k[None], &a.key, &a.k, "k_cache", False)
-        fill_side(v[None], &a.value, &a.v, "v_cache", False)
-        k_factors, v_factors = caches.scales(k_scales, v_scales, &a.key, &a.value, &a.k_scales, &a.v_scales)
-        blocks, heads, tokens = k.shape[:3]
-        if heads != self.num_kv_heads or tokens != self.block_size:
-            raise ValueError(f"k_cache must have {self.num_kv_heads} heads and {self.block_size} tokens a block as planned, "
-                             f"got {heads} and {tokens}")
-        if self.highest_block >= blocks:
-            b, i = np.argwhere(self.table == self.highest_block)[0]
-            raise ValueError(f"block_table[{b}, {i}] must be in [0, {blocks - 1}], got {self.highest_block}")
+        self.check_caches(caches, &a)
+        factors = caches.scales(k_scales, v_scales, &a.key, &a.value, &a.k_scales, &a.v_scales)
         queries = readable(q, "q")
-        if queries.shape != (self.num_queries, self.num_heads, a.key.dim):
+        if not has_shape(queries, (self.num_queries, self.num_heads, a.key.dim)):
             raise ValueError(f"q must have shape {(self.num_queries, self.num_heads, a.key.dim)}, got {queries.shape}")
         wide = widened(queries)
         slopes = of_heads(slopes, "slopes", self.num_heads, FLT_MAX)
@@ -425,13 +425,25 @@ cdef class AttentionPlan:
         """Benches: the nanoseconds of each run of a mere read of the keys and values that `run` meets."""
         cdef attend_args a
         cdef Caches caches = Caches(k_cache, v_cache, layout, self.block_size)
-        fill_side(caches.k[None], &a.key, &a.k, "k_cache", False)
-        fill_side(caches.v[None], &a.value, &a.v, "v_cache", False)
+        self.check_caches(caches, &a)
         cdef cnp.ndarray out = np.empty((cnp.PyArray_DIM(self.tasks, 0), 16), np.uint32)
         a.table, a.queries, a.tasks, a.out = whole(self.table), whole(self.queries), whole(self.tasks), whole(out)
         a.block_size, a.table_stride = self.block_size, cnp.PyArray_DIM(self.table, 1)
         a.rows, a.first_row, a.cols = cnp.PyArray_DIM(self.tasks, 0), 0, 0
         return timed(OP_scan_kv, &a, 0, repeats)
+
+    cdef int check_caches(self, Caches caches, attend_args *a) except -1:
+        cdef int64_t blocks = cnp.PyArray_DIM(caches.k, 0), heads = cnp.PyArray_DIM(caches.k, 1)
+        cdef int64_t tokens = cnp.PyArray_DIM(caches.k, 2)
+        fill_layer(caches.k, &a.key, &a.k, "k_cache")
+        fill_layer(caches.v, &a.value, &a.v, "v_cache")
+        if heads != self.num_kv_heads or tokens != self.block_size:
+            raise ValueError(f"k_cache must have {self.num_kv_heads} heads and {self.block_size} tokens a block as planned, "
+                             f"got {heads} and {tokens}")
+        if self.highest_block >= blocks:
+            b, i = np.argwhere(self.table == self.highest_block)[0]
+            raise ValueError(f"block_table[{b}, {i}] must be in [0, {blocks - 1}], got {self.highest_block}")
+        return 0
 
     cdef object read_mask(self, object mask, attend_args *a):
         cdef int64_t keys
@@ -462,10 +474,11 @@ cdef double unit_of(object lse_base) except -1:
 
 
 # C-contiguous float32 of what `readable` gave.
-cdef cnp.ndarray widened(object array):
-    if array.dtype == np.float32:
-        return np.ascontiguousarray(array)
-    if array.dtype == np.float16:
+cdef cnp.ndarray widened(cnp.ndarray array):
+    cdef int kind = cnp.PyArray_TYPE(array)
+    if kind == cnp.NPY_FLOAT32:
+        return cnp.PyArray_GETCONTIGUOUS(array)
+    if kind == cnp.NPY_FLOAT16:
         return array.astype(np.float32, order="C")
     return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
