@@ -41,7 +41,7 @@ struct tile {
   float *all_m, *all_sums, *all_values;     /* those of all chunks so far */
   float *wide;                              /* SOME_KEYS keys or values made float32 */
   float *zeros;                             /* a key or value that stands where there is none */
-  float *packed;                            /* one whose elements were not adjacent */
+  float *packed;                            /* two whose elements were not adjacent */
   struct keys {
     bytes rows[2 * ATTEND_CHUNK + KEYS_AHEAD]; /* of keys, then of values, then the first of what follows */
     float k_scale[ATTEND_CHUNK], k_zero[ATTEND_CHUNK], v_scale[ATTEND_CHUNK], v_zero[ATTEND_CHUNK]; /* of int8 */
@@ -61,8 +61,9 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE float *carve(char **scratch, size_t floats) { return (float *)take(scratch, floats * sizeof(float)); }
 
-INLINE int is_direct(const struct side *s, size_t rows) {
-  return s->chunk == s->dim && s->dim % LANES == 0 && (s->dtype == DTYPE_F32 || rows <= FOUR);
+/* Whether the products can read rows as they lie, and do: more than so many rows of q read them widened once. */
+INLINE int is_direct(const struct side *s, size_t rows, size_t most) {
+  return s->chunk == s->dim && s->dim % LANES == 0 && rows <= (s->dtype == DTYPE_F32 ? most : FOUR);
 }
 
 static void set_out(struct tile *t, const struct attend_args *a, const struct attend_task *task, char *scratch) {
@@ -72,8 +73,8 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   t->rows = (size_t)(task->queries * task->heads);
   t->k_width = whole_vectors(a->key.dim);
   t->v_width = whole_vectors(a->value.dim);
-  t->k_direct = is_direct(&a->key, t->rows);
-  t->v_direct = is_direct(&a->value, t->rows);
+  t->k_direct = is_direct(&a->key, t->rows, 8 * FOUR);
+  t->v_direct = is_direct(&a->value, t->rows, ATTEND_ROWS);
   size_t rows = t->rows, wider = t->k_width > t->v_width ? t->k_width : t->v_width;
   t->q = carve(&scratch, rows * t->k_width);
   t->q_sums = carve(&scratch, rows);
@@ -86,7 +87,7 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   t->all_values = carve(&scratch, rows * t->v_width);
   t->wide = carve(&scratch, SOME_KEYS * wider + LANES);
   t->zeros = carve(&scratch, wider);
-  t->packed = carve(&scratch, wider);
+  t->packed = carve(&scratch, 2 * wider);
   t->now = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
   t->next = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
   fill(t->zeros, wider, 0.0f);
@@ -192,49 +193,82 @@ static void find_ahead(const struct tile *t, struct keys *keys, const struct key
   }
 }
 
-/* Keys or values as whole vectors of float32, which the products can read: into t->wide. Of keys the elements come in
-   the order in which they are met. */
-static void widen_rows(const struct tile *t, size_t width, const struct run *run, const struct side *s, int are_keys) {
+/* A row with its elements adjacent: where it lies, or in `packed`. */
+INLINE bytes adjacent(const struct tile *t, const struct side *s, bytes row, float *packed) {
+  return row == (bytes)t->zeros ? row : packed_row(s, row, packed);
+}
+
+/* SOME_KEYS keys as float32, pair by pair: into t->wide. */
+static void pair_keys(const struct tile *t, const bytes *rows, int asks) {
+  const struct side *s = &t->a->key;
   const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES, size = (size_t)size_of_element(s->dtype);
-  const int dtype = (int)s->dtype, apart = are_keys && dtype == DTYPE_BF16;
-  float *wide = t->wide;
-  for (size_t i = 0; i < run->keys; i++, wide += width) {
-    bytes row = run->rows[i] == (bytes)t->zeros ? run->rows[i] : packed_row(s, run->rows[i], t->packed);
-    for (size_t d = 0; d < whole; d += LANES) {
-      if (d * size % 64 == 0 && run->to) {
-        ask_row(run->rows + i, d * size);
+  float *to = t->wide;
+  vf k[2];
+  for (size_t p = 0; p < PAIRS; p++) {
+    const bytes *pair = rows + pair_starts(p);
+    bytes front = adjacent(t, s, pair[0], t->packed), back = adjacent(t, s, pair[4], t->packed + t->k_width);
+    for (size_t d = 0; d < whole; d += LANES, to += 2 * LANES) {
+      if (asks && d * size % 64 == 0) {
+        ask_row(pair, d * size);
+        ask_row(pair + 4, d * size);
       }
-      if (apart) { /* the second half of each store is written over by the next */
-        vf x[2];
-        v_pairs_bf16(x, (const uint16_t *)(const void *)row + d, (const uint16_t *)(const void *)row + d);
-        v_store(wide + d, x[0]);
-        v_store(wide + d + HALF, x[1]);
-      } else {
-        v_store(wide + d, load_any(row, d, dtype));
-      }
+      load_pairs(k, front, back, d, (int)s->dtype);
+      v_store(to, k[0]);
+      v_store(to + LANES, k[1]);
     }
-    if (whole < width) {
-      v_store(wide + whole, lanes_load(row, whole, dim - whole, dtype, 1.0f, 0.0f, 0.0f));
-      if (apart) {
-        as_met(wide + whole, dtype);
-      }
+    if (whole < dim) {
+      float rest[2][LANES] = {{0}}; /* room for any dtype */
+      memcpy(rest[0], front + whole * size, (dim - whole) * size);
+      memcpy(rest[1], back + whole * size, (dim - whole) * size);
+      load_pairs(k, (bytes)rest[0], (bytes)rest[1], 0, (int)s->dtype);
+      v_store(to, k[0]);
+      v_store(to + LANES, k[1]);
+      to += 2 * LANES;
     }
   }
 }
 
-/* `keys` rows as the products read them: as they lie, or widened, SOME_KEYS at most, with `widened` to point at them.
- */
-static struct run ready(const struct tile *t, const bytes *rows, size_t keys, int are_keys, bytes *widened) {
-  const struct run run = {rows, keys, 0, SOME_KEYS};
-  if (are_keys ? t->k_direct : t->v_direct) {
+/* Values as whole vectors of float32: into t->wide. */
+static void widen_values(const struct tile *t, const struct run *run) {
+  const struct side *s = &t->a->value;
+  const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES, size = (size_t)size_of_element(s->dtype);
+  float *wide = t->wide;
+  for (size_t i = 0; i < run->keys; i++, wide += t->v_width) {
+    bytes row = adjacent(t, s, run->rows[i], t->packed);
+    for (size_t d = 0; d < whole; d += LANES) {
+      if (d * size % 64 == 0 && run->to) {
+        ask_row(run->rows + i, d * size);
+      }
+      v_store(wide + d, load_any(row, d, (int)s->dtype));
+    }
+    if (whole < dim) {
+      v_store(wide + whole, lanes_load(row, whole, dim - whole, (int)s->dtype, 1.0f, 0.0f, 0.0f));
+    }
+  }
+}
+
+/* Rows as the products read them: as they lie, or of float32, SOME_KEYS at most, with `widened` to point at them. */
+static struct run ready_keys(const struct tile *t, const bytes *rows, size_t keys, bytes *widened) {
+  if (t->k_direct) {
+    return (struct run){rows, rows, keys, 0, SOME_KEYS};
+  }
+  const int as_wide = t->a->key.dtype == DTYPE_F32; /* or the products do not know the lines of what is to come */
+  pair_keys(t, rows, !as_wide);
+  for (size_t p = 0; p < PAIRS; p++) {
+    widened[pair_starts(p)] = widened[pair_starts(p) + 4] = (bytes)(t->wide + 2 * p * t->k_width);
+  }
+  return (struct run){widened, rows, keys, 0, as_wide ? SOME_KEYS : 0};
+}
+static struct run ready_values(const struct tile *t, const bytes *rows, bytes *widened) {
+  const struct run run = {rows, rows, SOME_KEYS, 0, SOME_KEYS};
+  if (t->v_direct) {
     return run;
   }
-  const size_t width = are_keys ? t->k_width : t->v_width;
-  widen_rows(t, width, &run, are_keys ? &t->a->key : &t->a->value, are_keys);
-  for (size_t i = 0; i < keys; i++) {
-    widened[i] = (bytes)(t->wide + i * width);
+  widen_values(t, &run);
+  for (size_t i = 0; i < SOME_KEYS; i++) {
+    widened[i] = (bytes)(t->wide + i * t->v_width);
   }
-  return (struct run){widened, keys, 0, 0};
+  return (struct run){widened, widened, SOME_KEYS, 0, 0};
 }
 
 /* ---- scores ---- */
@@ -302,12 +336,12 @@ INLINE int are_plain(const struct tile *t, size_t from, size_t to) {
 /* The dot products of all rows with all keys. */
 static void multiply_keys(const struct tile *t) {
   struct keys *keys = t->now;
-  const dots_fn *products_of = dots_of[t->k_direct ? t->a->key.dtype : DTYPE_F32];
+  const dots_fn *products_of = dots_of[t->k_direct ? t->a->key.dtype : PAIRED];
   const size_t passes = (t->rows + FOUR - 1) / FOUR;
   const size_t some = t->k_direct && passes == 1 ? keys->to - keys->from : SOME_KEYS;
   bytes widened[SOME_KEYS];
   for (size_t key = keys->from; key < keys->to; key += some) {
-    const struct run run = ready(t, k_row(keys, key), some, 1, widened);
+    const struct run run = ready_keys(t, k_row(keys, key), some, widened);
     for (size_t r = 0; r < t->rows; r += FOUR) {
       const struct run pass = pass_of(run, r / FOUR, passes);
       products_of[min_size(t->rows - r, FOUR) - 1](t->scores + r * SCORES_ROW + key, &pass, t->q + r * t->k_width,
@@ -403,7 +437,7 @@ static void sum_values(const struct tile *t) {
   bytes widened[SOME_KEYS];
   fill(t->values, t->rows * t->v_width, 0.0f);
   for (size_t key = keys->from; key < keys->to; key += SOME_KEYS) {
-    const struct run run = ready(t, v_row(keys, key), SOME_KEYS, 0, widened);
+    const struct run run = ready_values(t, v_row(keys, key), widened);
     for (size_t r = 0; r < t->rows; r += FOUR) {
       const struct run pass = pass_of(run, r / FOUR, passes);
       sum_of[min_size(t->rows - r, FOUR) - 1](t->values + r * t->v_width, t->v_width, t->scores + r * SCORES_ROW + key,
@@ -422,8 +456,8 @@ static void sum_seen(const struct tile *t, size_t row) {
     vf ignored = v_set1(0.0f);
     for (unsigned bits = seen(t, row, key, &ignored); bits; bits &= bits - 1) {
       size_t i = key + (size_t)__builtin_ctz(bits);
-      const struct run one = {v_row(keys, i), 1, 0, 0};
-      widen_rows(t, t->v_width, &one, &t->a->value, 0);
+      const struct run one = {v_row(keys, i), v_row(keys, i), 1, 0, 0};
+      widen_values(t, &one);
       for (size_t d = 0; d < t->v_width; d += LANES) {
         v_store(sums + d, v_fma(v_set1(weights[i]), v_load(t->wide + d), v_load(sums + d)));
       }
@@ -467,17 +501,47 @@ static void attend_chunk(const struct tile *t) {
 
 /* ---- states ---- */
 
-/* Joins the state (m, sum, values) to another, that of the chunks before. */
+/* Joins the maxima and sums of LANES states to those of the chunks before; what both's values are to be multiplied by.
+ */
+struct factors {
+  float old[LANES], new[LANES];
+};
+INLINE struct factors join_maxima(float *all_m, float *all_sums, const float *m, const float *sums) {
+  const vf old_m = v_load(all_m), new_m = v_load(m), top = v_select(v_gt(new_m, old_m), new_m, old_m);
+  const vf old = v_exp(v_sub(old_m, top)), new = v_exp(v_sub(new_m, top)); /* of two empty states, of NaNs: 0 */
+  struct factors f;
+  v_store(f.old, old);
+  v_store(f.new, new);
+  v_store(all_sums, v_add(v_mul(v_load(all_sums), old), v_mul(v_load(sums), new)));
+  v_store(all_m, top);
+  return f;
+}
+
+INLINE void join_values(float *all_values, const float *values, size_t width, float old, float new) {
+  for (size_t d = 0; d < width; d += LANES) {
+    v_store(all_values + d, v_fma(v_load(values + d), v_set1(new), v_mul(v_load(all_values + d), v_set1(old))));
+  }
+}
+
+/* Of one row: its state (m, sum, values). */
 INLINE void join(float *all_m, float *all_sum, float *all_values, float m, float sum, const float *values,
                  size_t width) {
-  float top = m > *all_m ? m : *all_m, factors[LANES] = {*all_m - top, m - top};
-  v_store(factors, v_exp(v_load(factors))); /* of two empty states, of NaNs: 0 */
-  const vf old = v_set1(factors[0]), new = v_set1(factors[1]);
-  for (size_t d = 0; d < width; d += LANES) {
-    v_store(all_values + d, v_fma(v_load(values + d), new, v_mul(v_load(all_values + d), old)));
+  float ms[LANES] = {*all_m}, sums[LANES] = {*all_sum}, new_m[LANES] = {m}, new_sum[LANES] = {sum};
+  const struct factors f = join_maxima(ms, sums, new_m, new_sum);
+  join_values(all_values, values, width, f.old[0], f.new[0]);
+  *all_m = ms[0];
+  *all_sum = sums[0];
+}
+
+/* Of a chunk's rows. */
+static void join_chunk(const struct tile *t) {
+  for (size_t first = 0; first < t->rows; first += LANES) {
+    const struct factors f = join_maxima(t->all_m + first, t->all_sums + first, t->m + first, t->sums + first);
+    for (size_t i = 0; i < min_size(LANES, t->rows - first); i++) {
+      const size_t at = (first + i) * t->v_width;
+      join_values(t->all_values + at, t->values + at, t->v_width, f.old[i], f.new[i]);
+    }
   }
-  *all_sum = *all_sum * factors[0] + sum * factors[1];
-  *all_m = top;
 }
 
 /* What a query's head comes to: the sink joined, values over sum, and the logarithm of the sum. */
@@ -542,10 +606,7 @@ static void attend_task(const struct attend_args *a, const struct attend_task *t
       keep_states(&t, chunk);
       continue;
     }
-    for (size_t r = 0; r < t.rows; r++) {
-      join(t.all_m + r, t.all_sums + r, t.all_values + r * t.v_width, t.m[r], t.sums[r], t.values + r * t.v_width,
-           t.v_width);
-    }
+    join_chunk(&t);
   }
   for (size_t r = 0; r < t.rows && !in_pieces; r++) {
     finish(a, query_of(&t, r), head_of(&t, r), t.all_m[r], t.all_sums[r], t.all_values + r * t.v_width, t.zeros,

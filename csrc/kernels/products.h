@@ -25,16 +25,16 @@ INLINE void ask_row(const bytes *row, size_t offset) {
   prefetch(row[KEYS_SOON] + offset);
 }
 
-/* Rows to be read, and behind which of each SOME_KEYS of them others are asked for meanwhile. */
+/* Rows to be read, where they lie, and behind which of each SOME_KEYS of them others are asked for meanwhile. */
 struct run {
-  const bytes *rows;
+  const bytes *rows, *lie;
   size_t keys, from, to;
 };
 
 /* Where rows of q take several passes over the same keys, each asks for a part of what comes: memory would else rest in
    all passes but the first. */
 INLINE struct run pass_of(struct run all, size_t pass, size_t passes) {
-  return (struct run){all.rows, all.keys, all.to * pass / passes, all.to * (pass + 1) / passes};
+  return (struct run){all.rows, all.lie, all.keys, all.to * pass / passes, all.to * (pass + 1) / passes};
 }
 
 /* Vectors to a line of memory: 1 of float32, 2, 4. */
@@ -51,8 +51,17 @@ INLINE void ask(const bytes *rows, size_t n, size_t d, size_t size) {
 
 enum { HALF = LANES / 2 };
 
+/* Two keys as load_pairs gives them, one after the other: where many rows of q read them, they are put together once.
+ */
+enum { PAIRED = DTYPE_I8 + 1 };
+
 /* Sixteen elements of two keys from d on, as pairs of eights. */
 INLINE void load_pairs(vf k[2], bytes a, bytes b, size_t d, int dtype) {
+  if (dtype == PAIRED) {
+    k[0] = v_load((const float *)a + 2 * d);
+    k[1] = v_load((const float *)a + 2 * d + LANES);
+    return;
+  }
   if (dtype == DTYPE_BF16) {
     v_pairs_bf16(k, (const uint16_t *)a + d, (const uint16_t *)b + d);
     return;
@@ -95,7 +104,7 @@ INLINE void some_dots(vf *fours, vf *waiting, const struct run *run, size_t key,
   const bytes *keys = run->rows + key + pair_starts((size_t)pair);
   const size_t part = (size_t)pair / (size_t)pairs, parts = PAIRS / (size_t)pairs, all = 2 * (size_t)pairs;
   const size_t wanted = run->to - run->from, asked = wanted * (part + 1) / parts - wanted * part / parts;
-  const bytes *before = run->rows + key + run->from + wanted * part / parts;
+  const bytes *before = run->lie + key + run->from + wanted * part / parts;
   vf acc[FOUR * PAIRS]; /* at most HELD of them are used */
 #pragma GCC unroll 16
   for (int i = 0; i < pairs * rows; i++) {
@@ -185,7 +194,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
 #pragma GCC unroll 4
     for (size_t j = 0; j < (size_t)vectors; j++) {
       if (asked && j % vectors_a_line(size) == 0) {
-        ask_row(values + k, (d + j * LANES) * size);
+        ask_row(run->lie + k, (d + j * LANES) * size);
       }
       vf v = load_any(values[k], d + j * LANES, dtype);
 #pragma GCC unroll 4
@@ -226,24 +235,31 @@ INLINE void weighted(float *acc, size_t width, const float *weights, const struc
 /* One function a dtype and number of rows, for both products. */
 typedef void (*dots_fn)(float *scores, const struct run *run, const float *q, size_t dim);
 typedef void (*weighted_fn)(float *acc, size_t width, const float *weights, const struct run *run);
-#define PRODUCTS(name, dtype, rows)                                                                    \
-  static void dots_##name(float *scores, const struct run *run, const float *q, size_t dim) {          \
-    dots(scores, run, q, dim, dtype, rows);                                                            \
-  }                                                                                                    \
-  static void weighted_##name(float *acc, size_t width, const float *weights, const struct run *run) { \
-    weighted(acc, width, weights, run, dtype, rows);                                                   \
+#define DOTS(name, dtype, rows)                                                                     \
+  static void dots_##name##rows(float *scores, const struct run *run, const float *q, size_t dim) { \
+    dots(scores, run, q, dim, dtype, rows);                                                         \
   }
-#define PRODUCTS_OF(name, dtype) \
-  PRODUCTS(name##1, dtype, 1) PRODUCTS(name##2, dtype, 2) PRODUCTS(name##3, dtype, 3) PRODUCTS(name##4, dtype, 4)
-PRODUCTS_OF(f32_, DTYPE_F32)
-PRODUCTS_OF(f16_, DTYPE_F16)
-PRODUCTS_OF(bf16_, DTYPE_BF16)
-PRODUCTS_OF(i8_, DTYPE_I8)
-#define ROW_OF(kind, name) {kind##_##name##1, kind##_##name##2, kind##_##name##3, kind##_##name##4}
-#define TABLE_OF(kind) {ROW_OF(kind, f32_), ROW_OF(kind, f16_), ROW_OF(kind, bf16_), ROW_OF(kind, i8_)}
-static const dots_fn dots_of[4][FOUR] = TABLE_OF(dots);
-static const weighted_fn weighted_of[4][FOUR] = TABLE_OF(weighted);
-#undef PRODUCTS
-#undef PRODUCTS_OF
+#define WEIGHTED(name, dtype, rows)                                                                          \
+  static void weighted_##name##rows(float *acc, size_t width, const float *weights, const struct run *run) { \
+    weighted(acc, width, weights, run, dtype, rows);                                                         \
+  }
+#define FOR_ROWS_OF(kind, name, dtype) \
+  kind(name, dtype, 1) kind(name, dtype, 2) kind(name, dtype, 3) kind(name, dtype, 4)
+#define FOR_DTYPES(kind)               \
+  FOR_ROWS_OF(kind, f32_, DTYPE_F32)   \
+  FOR_ROWS_OF(kind, f16_, DTYPE_F16)   \
+  FOR_ROWS_OF(kind, bf16_, DTYPE_BF16) \
+  FOR_ROWS_OF(kind, i8_, DTYPE_I8)
+FOR_DTYPES(DOTS)
+FOR_ROWS_OF(DOTS, paired_, PAIRED)
+FOR_DTYPES(WEIGHTED)
+#define ROW_OF(name) {name##1, name##2, name##3, name##4}
+static const dots_fn dots_of[][FOUR] = {ROW_OF(dots_f32_), ROW_OF(dots_f16_), ROW_OF(dots_bf16_), ROW_OF(dots_i8_),
+                                        ROW_OF(dots_paired_)};
+static const weighted_fn weighted_of[][FOUR] = {ROW_OF(weighted_f32_), ROW_OF(weighted_f16_), ROW_OF(weighted_bf16_),
+                                                ROW_OF(weighted_i8_)};
+#undef DOTS
+#undef WEIGHTED
+#undef FOR_ROWS_OF
+#undef FOR_DTYPES
 #undef ROW_OF
-#undef TABLE_OF

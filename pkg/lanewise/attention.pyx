@@ -412,7 +412,7 @@ cdef class AttentionPlan:
         a.heads, a.block_size, a.table_stride = self.num_heads, self.block_size, cnp.PyArray_DIM(self.table, 1)
         a.rows, a.first_row = cnp.PyArray_DIM(self.tasks, 0), 0
         if a.rows:
-            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 320) + 18 * max(k_width, v_width))
+            a.cols = 4 * (self.most_rows * (k_width + 2 * v_width + 320) + 19 * max(k_width, v_width))
             run(OP_attend, &a, a.cols, <int64_t>(self.pairs / a.rows * (a.key.dim + a.value.dim) / 2) + 1000)
         if self.slots:
             a.rows, a.cols = self.num_queries, 8 * v_width
