@@ -134,6 +134,23 @@ INLINE void no_keys(const struct tile *t, struct keys *keys, size_t from, size_t
   }
 }
 
+/* Of `n` tokens, the scale and the zero. */
+INLINE void take_scales(float *restrict scale, float *restrict zero, bytes from, int64_t stride, int64_t n) {
+  const float *restrict pairs = (const float *)(const void *)from;
+  const int64_t step = stride / (int64_t)sizeof *pairs;
+  if (step == 2) { /* adjacent: the compiler makes vectors of it */
+    for (int64_t i = 0; i < n; i++) {
+      scale[i] = pairs[2 * i];
+      zero[i] = pairs[2 * i + 1];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    scale[i] = pairs[step * i];
+    zero[i] = pairs[step * i + 1];
+  }
+}
+
 /* Where `n` rows of a block lie, and the scale and zero of each. */
 INLINE void point_at(bytes *to, float *scale, float *zero, const struct side *s, const struct span *memory,
                      const struct span *scales, int64_t block, int64_t head, int64_t token, int64_t n) {
@@ -142,11 +159,7 @@ INLINE void point_at(bytes *to, float *scale, float *zero, const struct side *s,
     to[i] = row + i * s->token;
   }
   if (s->dtype == DTYPE_I8) {
-    bytes p = (bytes)scales->ptr + scale_offset(s, 0, block, head, token);
-    for (int64_t i = 0; i < n; i++, p += s->scale_token) {
-      memcpy(scale + i, p, sizeof *scale);
-      memcpy(zero + i, p + sizeof *scale, sizeof *zero);
-    }
+    take_scales(scale, zero, (bytes)scales->ptr + scale_offset(s, 0, block, head, token), s->scale_token, n);
   }
 }
 
