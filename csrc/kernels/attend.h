@@ -61,9 +61,10 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE float *carve(char **scratch, size_t floats) { return (float *)take(scratch, floats * sizeof(float)); }
 
-/* Whether the products can read rows as they lie, and do: more than so many rows of q read them widened once. */
-INLINE int is_direct(const struct side *s, size_t rows, size_t most) {
-  return s->chunk == s->dim && s->dim % LANES == 0 && rows <= (s->dtype == DTYPE_F32 ? most : FOUR);
+/* Whether the products read keys or values as they lie: whole vectors, and no more rows of q than it pays for. float32
+   is never widened; `f32_rows` is what its other order costs. */
+INLINE int is_direct(const struct side *s, size_t rows, size_t f32_rows) {
+  return s->chunk == s->dim && s->dim % LANES == 0 && rows <= (s->dtype == DTYPE_F32 ? f32_rows : FOUR);
 }
 
 static void set_out(struct tile *t, const struct attend_args *a, const struct attend_task *task, char *scratch) {
@@ -73,7 +74,7 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   t->rows = (size_t)(task->queries * task->heads);
   t->k_width = whole_vectors(a->key.dim);
   t->v_width = whole_vectors(a->value.dim);
-  t->k_direct = is_direct(&a->key, t->rows, 8 * FOUR);
+  t->k_direct = is_direct(&a->key, t->rows, 8 * FOUR); /* beyond, pairs pay */
   t->v_direct = is_direct(&a->value, t->rows, ATTEND_ROWS);
   size_t rows = t->rows, wider = t->k_width > t->v_width ? t->k_width : t->v_width;
   t->q = carve(&scratch, rows * t->k_width);
