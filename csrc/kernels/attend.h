@@ -61,8 +61,8 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE float *carve(char **scratch, size_t floats) { return (float *)take(scratch, floats * sizeof(float)); }
 
-/* Whether the products read keys or values as they lie: whole vectors, and no more rows of q than it pays for. float32
-   is never widened; `f32_rows` is what its other order costs. */
+/* Whether the products read keys or values as they lie: for more rows of q than FOUR, of float32 than `f32_rows`, they
+   are made ready once. */
 INLINE int is_direct(const struct side *s, size_t rows, size_t f32_rows) {
   return s->chunk == s->dim && s->dim % LANES == 0 && rows <= (s->dtype == DTYPE_F32 ? f32_rows : FOUR);
 }
