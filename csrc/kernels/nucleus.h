@@ -167,11 +167,12 @@ static struct weighed kept_by_mass(const float *x, size_t n, struct measure m, d
   guess_bounds(x, n, m, top_p, scratch, &low, &high);
   split_mass(&s, x, n, m, low, high);
   uint64_t limit = top_p_limit(top_p, s.total);
+  const int at_top = s.above >= limit && high >= m.max; /* what reaches it is equal to it */
   if (s.above >= limit) {
     s.above = 0;
-    s.count = pick_side(s.left, x, n, high, 1);
+    s.count = at_top ? n : pick_side(s.left, x, n, high, 1);
   }
-  float value = bisect(&s, m, limit);
+  float value = at_top ? high : bisect(&s, m, limit);
   uint64_t w = s.count ? mass_of(&value, 1, m, everything) : 0;
   if (s.above + s.count * w < limit) { /* it is below them all */
     s.above += s.count * w;
