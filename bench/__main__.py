@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lanewise import _caches
+
 from . import article, attention, bars, beside, kv, readme, report, table
 
 VIEWS = {
@@ -33,6 +35,7 @@ def main() -> None:
     if args.docs:
         report.document(VIEWS, args.results, args.docs)
     else:
+        _caches.assume_last_level_cache(1 << 20 if args.quick else None)
         report.run(args.view, VIEWS[args.view], args.results, args.quick)
 
 
