@@ -515,47 +515,60 @@ static void attend_chunk(const struct tile *t) {
 
 /* ---- states ---- */
 
-/* Joins the maxima and sums of LANES states to those of the chunks before; what both's values are to be multiplied by.
- */
-struct factors {
-  float old[LANES], new[LANES];
-};
-INLINE struct factors join_maxima(float *all_m, float *all_sums, const float *m, const float *sums) {
-  const vf old_m = v_load(all_m), new_m = v_load(m), top = v_select(v_gt(new_m, old_m), new_m, old_m);
-  const vf old = v_exp(v_sub(old_m, top)), new = v_exp(v_sub(new_m, top)); /* of two empty states, of NaNs: 0 */
-  struct factors f;
-  v_store(f.old, old);
-  v_store(f.new, new);
-  v_store(all_sums, v_add(v_mul(v_load(all_sums), old), v_mul(v_load(sums), new)));
-  v_store(all_m, top);
-  return f;
+/* To join states (m, sum, values) is to scale both by exp(m - the greater m), and to add. */
+INLINE vf join_values(vf all, vf values, float old, float new) {
+  return v_fma(values, v_set1(new), v_mul(all, v_set1(old)));
 }
 
-INLINE void join_values(float *all_values, const float *values, size_t width, float old, float new) {
-  for (size_t d = 0; d < width; d += LANES) {
-    v_store(all_values + d, v_fma(v_load(values + d), v_set1(new), v_mul(v_load(all_values + d), v_set1(old))));
-  }
-}
-
-/* Of one row: its state (m, sum, values). */
-INLINE void join(float *all_m, float *all_sum, float *all_values, float m, float sum, const float *values,
-                 size_t width) {
-  float ms[LANES] = {*all_m}, sums[LANES] = {*all_sum}, new_m[LANES] = {m}, new_sum[LANES] = {sum};
-  const struct factors f = join_maxima(ms, sums, new_m, new_sum);
-  join_values(all_values, values, width, f.old[0], f.new[0]);
-  *all_m = ms[0];
-  *all_sum = sums[0];
-}
-
-/* Of a chunk's rows. */
+/* A chunk's states to those of the chunks before it, LANES rows at a time. */
 static void join_chunk(const struct tile *t) {
   for (size_t first = 0; first < t->rows; first += LANES) {
-    const struct factors f = join_maxima(t->all_m + first, t->all_sums + first, t->m + first, t->sums + first);
+    const vf all_m = v_load(t->all_m + first), m = v_load(t->m + first), top = v_select(v_gt(m, all_m), m, all_m);
+    const vf olds = v_exp(v_sub(all_m, top)), news = v_exp(v_sub(m, top)); /* of two empty states, of NaNs: 0 */
+    const vf sums = v_add(v_mul(v_load(t->all_sums + first), olds), v_mul(v_load(t->sums + first), news));
+    float old[LANES], new[LANES];
+    v_store(old, olds);
+    v_store(new, news);
+    v_store(t->all_m + first, top);
+    v_store(t->all_sums + first, sums);
     for (size_t i = 0; i < min_size(LANES, t->rows - first); i++) {
-      const size_t at = (first + i) * t->v_width;
-      join_values(t->all_values + at, t->values + at, t->v_width, f.old[i], f.new[i]);
+      float *all = t->all_values + (first + i) * t->v_width, *values = t->values + (first + i) * t->v_width;
+      for (size_t d = 0; d < t->v_width; d += LANES) {
+        v_store(all + d, join_values(v_load(all + d), v_load(values + d), old[i], new[i]));
+      }
     }
   }
+}
+
+/* Up to LANES states of one row, in their order, to those before: first all that is to be scaled by, then the values,
+   which need not leave the registers. */
+struct states {
+  float m[LANES], sums[LANES];
+  const float *values[LANES];
+};
+static void join_states(float *all_m, float *all_sum, float *all_values, const struct states *s, size_t count,
+                        size_t width) {
+  float old[LANES] = {0}, new[LANES] = {0}, m = *all_m, sum = *all_sum;
+  for (size_t i = 0; i < count; i++) {
+    float top = s->m[i] > m ? s->m[i] : m;
+    old[i] = m - top;
+    new[i] = s->m[i] - top;
+    m = top;
+  }
+  v_store(old, v_exp(v_load(old)));
+  v_store(new, v_exp(v_load(new)));
+  for (size_t i = 0; i < count; i++) {
+    sum = sum * old[i] + s->sums[i] * new[i];
+  }
+  for (size_t d = 0; d < width; d += LANES) {
+    vf all = v_load(all_values + d);
+    for (size_t i = 0; i < count; i++) {
+      all = join_values(all, v_load(s->values[i] + d), old[i], new[i]);
+    }
+    v_store(all_values + d, all);
+  }
+  *all_m = m;
+  *all_sum = sum;
 }
 
 /* What a query's head comes to: the sink joined, values over sum, and the logarithm of the sum. */
@@ -563,7 +576,8 @@ INLINE void finish(const struct attend_args *a, int64_t query, int64_t head, flo
                    const float *zeros, size_t width) {
   float *out = (float *)a->out.ptr + (query * a->heads + head) * a->value.dim;
   if (a->sinks.ptr) {
-    join(&m, &sum, values, ((const float *)a->sinks.ptr)[head], 1.0f, zeros, width);
+    const struct states sink = {{((const float *)a->sinks.ptr)[head]}, {1.0f}, {zeros}};
+    join_states(&m, &sum, values, &sink, 1, width);
   }
   const vf zero = v_set1(0.0f), divisor = v_set1(sum == 0.0f ? 1.0f : sum);
   for (size_t d = 0; d < width; d += LANES) {
@@ -641,12 +655,20 @@ static void attend_merge(const struct attend_args *a, void *scratch) {
   fill(zeros, width, 0.0f);
   FOR_ROWS (i, a) {
     const struct attend_query *query = (const struct attend_query *)a->queries.ptr + i;
+    const int64_t end = query->lo < query->hi ? (query->hi - 1) / ATTEND_CHUNK + 1 : 0;
     for (int64_t head = 0; head < a->heads && query->states >= 0; head++) {
       float m = -INFINITY, sum = 0.0f;
       fill(values, width, 0.0f);
-      for (int64_t key = query->lo; key < query->hi; key = (key / ATTEND_CHUNK + 1) * ATTEND_CHUNK) {
-        const float *state = state_of(a, query, key / ATTEND_CHUNK, head);
-        join(&m, &sum, values, state[0], state[1], state + 2, width);
+      for (int64_t chunk = query->lo / ATTEND_CHUNK; chunk < end; chunk += LANES) {
+        struct states some;
+        size_t count = 0;
+        for (int64_t c = chunk; c < least(chunk + LANES, end); c++, count++) {
+          const float *state = state_of(a, query, c, head);
+          some.m[count] = state[0];
+          some.sums[count] = state[1];
+          some.values[count] = state + 2;
+        }
+        join_states(&m, &sum, values, &some, count, width);
       }
       finish(a, i, head, m, sum, values, zeros, width);
     }
