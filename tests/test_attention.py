@@ -134,6 +134,28 @@ def test_bits_do_not_depend_on_how_the_work_is_cut() -> None:
         assert np.concatenate(alone).tobytes() == first[0]
 
 
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("window", [None, 0, 300, 6000])
+def test_more_chunks_than_are_joined_at_once(window: int | None) -> None:
+    rng = np.random.default_rng(6)
+    keys = 256 * 35 + 7
+    k, v = rng.standard_normal((2, 1, 1, keys, 16)).astype(np.float32)
+    k *= np.linspace(0, 30, keys, dtype=np.float32)[:, None]  # maxima that move from chunk to chunk
+    q, sinks = rng.standard_normal((1, 3, 16)).astype(np.float32), np.float32([-50, 0, 50])
+    found = set()
+    for threads, isa in product((1, 2, 5), _dispatch.runnable()):
+        lanewise.set_num_threads(threads)
+        with lanewise.using(isa):
+            out, lse = lanewise.decode_attention(q, k, v, None, [keys], window=window, sinks=sinks, return_lse=True)
+        found.add((out.tobytes(), lse.tobytes()))
+    assert len(found) == 1
+    first = 0 if window is None else keys - 1 - window
+    scores = np.einsum("hd,kd->hk", q[0], k[0, 0, first:], dtype=np.float64) / 4
+    total = np.logaddexp(np.logaddexp.reduce(scores, axis=1), sinks)
+    np.testing.assert_allclose(lse[0], total, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(out[0], np.exp(scores - total[:, None]) @ v[0, 0, first:], rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8], ids=lambda x: x.__name__)
