@@ -145,6 +145,39 @@ def test_a_subclass_cannot_lie_about_its_shape() -> None:
     """)
 
 
+@pytest.mark.parametrize("changed", ["k", "v"])
+def test_a_cache_cannot_change_its_shape_while_other_arguments_are_read(changed: str) -> None:
+    survives(f"""
+    class Meanwhile:
+        def __init__(self, act, array):
+            self.act, self.array = act, array
+        def __array__(self, dtype=None, copy=None):
+            self.act()
+            return self.array
+    n, f = 1 << 14, np.float32
+    k, v = (np.zeros((n, 1, 16, 16), np.int8) for _ in range(2))
+    scales, table, q = np.ones((n, 1, 16, 2), f), np.arange(n)[None], np.zeros((1, 1, 16), f)
+    plan = lanewise.AttentionPlan(table, [n * 16], num_heads=1, num_kv_heads=1, block_size=16)
+    want = plan.run(q, k, v, k_scales=scales, v_scales=scales).tobytes()
+    for shape in ((1, 1, 16, n * 16), (n * 256,)):
+        def change():
+            {changed}.shape = shape
+        assert plan.run(q, k, v, k_scales=Meanwhile(change, scales), v_scales=scales).tobytes() == want
+        k.shape = v.shape = n, 1, 16, 16
+        assert plan.run(q, k, v, k_scales=scales, v_scales=Meanwhile(change, scales)).tobytes() == want
+        k.shape = v.shape = n, 1, 16, 16
+        out = lanewise.decode_attention(q, k, v, Meanwhile(change, table), [n * 16], k_scales=scales, v_scales=scales)
+        assert out.tobytes() == want
+        k.shape = v.shape = n, 1, 16, 16
+    n = 1 << 20
+    k, v = (np.zeros((1, 1, n, 1), f) for _ in range(2))
+    def change():
+        {changed}.shape = 1, 1, n
+    plan = lanewise.AttentionPlan([[0]], [n], num_heads=1, num_kv_heads=1, block_size=n)
+    refused(lambda: plan.run(np.zeros((1, 1, 4 * n), f), k, Meanwhile(change, v)))
+    """)
+
+
 def test_a_tuple_cannot_give_another_array_when_asked_again() -> None:
     survives("""
     class Twice(tuple):

@@ -100,7 +100,7 @@ INLINE size_t pair_starts(size_t pair) { return pair / 4 * 8 + pair % 4; }
    not, they wait for the rest. */
 INLINE void some_dots(vf *fours, vf *waiting, const struct run *run, size_t key, int pair, const float *q, size_t dim,
                       int dtype, int rows, int pairs) {
-  const size_t size = (size_t)size_of_element(dtype);
+  const size_t size = dtype == PAIRED ? sizeof(float) : (size_t)size_of_element(dtype);
   const bytes *keys = run->rows + key + pair_starts((size_t)pair);
   const size_t part = (size_t)pair / (size_t)pairs, parts = PAIRS / (size_t)pairs, all = 2 * (size_t)pairs;
   const size_t wanted = run->to - run->from, asked = wanted * (part + 1) / parts - wanted * part / parts;

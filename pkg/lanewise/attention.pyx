@@ -131,8 +131,9 @@ cdef bint agree(cnp.ndarray a, cnp.ndarray b):
     return True
 
 
+# A view of our own: whoever has the array may give it another shape while we look at other arguments.
 cdef object cache_array(object x, str axes, object layout, str name):
-    array = as_array(x, name)
+    array = as_array(x, name)[...]
     if cnp.PyArray_NDIM(array) != len(axes):
         raise ValueError(f"{name} must have {len(axes)} axes for layout {layout!r}, got shape {array.shape}")
     if "L" in axes and array.shape[axes.index("L")] != 1:
@@ -178,7 +179,7 @@ cdef span memory_of(object view):
 cdef object of_heads(object x, str name, int64_t heads, double high):
     if x is None:
         return None
-    array = np.ascontiguousarray(to_float32(as_array(x, name)))
+    array = np.require(to_float32(as_array(x, name)), requirements="CA")
     if array.shape != (heads,):
         raise ValueError(f"{name} must have shape ({heads},), one a query head, got {array.shape}")
     bad = np.flatnonzero(~(array <= high))
@@ -426,6 +427,8 @@ cdef class AttentionPlan:
         cdef attend_args a
         cdef Caches caches = Caches(k_cache, v_cache, layout, self.block_size)
         self.check_caches(caches, &a)
+        if self.table.min(initial=0) < 0:
+            raise ValueError("hidden blocks are not scanned")
         cdef cnp.ndarray out = np.empty((cnp.PyArray_DIM(self.tasks, 0), 16), np.uint32)
         a.table, a.queries, a.tasks, a.out = whole(self.table), whole(self.queries), whole(self.tasks), whole(out)
         a.block_size, a.table_stride = self.block_size, cnp.PyArray_DIM(self.table, 1)
@@ -480,7 +483,7 @@ cdef cnp.ndarray widened(cnp.ndarray array):
         return cnp.PyArray_GETCONTIGUOUS(array)
     if kind == cnp.NPY_FLOAT16:
         return array.astype(np.float32, order="C")
-    return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return (cnp.PyArray_GETCONTIGUOUS(array).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 # Contiguous caches are paged ones with one block a sequence; a table of slots is one of blocks of one token.
