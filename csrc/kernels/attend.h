@@ -572,8 +572,8 @@ static void join_states(float *all_m, float *all_sum, float *all_values, const s
 }
 
 /* What a query's head comes to: the sink joined, values over sum, and the logarithm of the sum. */
-INLINE void finish(const struct attend_args *a, int64_t query, int64_t head, float m, float sum, float *values,
-                   const float *zeros, size_t width) {
+static __attribute__((noinline)) void finish(const struct attend_args *a, int64_t query, int64_t head, float m,
+                                             float sum, float *values, const float *zeros, size_t width) {
   float *out = (float *)a->out.ptr + (query * a->heads + head) * a->value.dim;
   if (a->sinks.ptr) {
     const struct states sink = {{((const float *)a->sinks.ptr)[head]}, {1.0f}, {zeros}};

@@ -173,15 +173,13 @@ INLINE vf load_any(bytes p, size_t d, int dtype) {
 }
 
 /* Vectors of sums that a row has: as many as the registers hold, or additions wait for one another. */
-INLINE int sums_a_row(int rows) { return HELD > FOUR ? 4 : rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+INLINE int sums_a_row(int rows) { return (int)HELD > 4 || rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
-enum { ASK_NONE, ASK_ALL, ASK_SHARE };
-
-/* acc[row][d ..] += the sum of weights[row][key] * values[key][d ..], over `vectors` vectors from d on, asking for the
-   same place of the values behind. */
-INLINE void some_weighted(float *acc, size_t width, const float *weights, const struct run *run, size_t d, int asks,
-                          int dtype, int rows, int vectors) {
-  const size_t size = (size_t)size_of_element(dtype), from = run->from, wanted = run->to - from;
+/* acc[row][d ..] += the sum of weights[row][key] * values[key][d ..], over `vectors` vectors from d on, asking behind
+   the `wanted` values from run->from on for the same place. */
+INLINE void some_weighted(float *acc, size_t width, const float *weights, const struct run *run, size_t wanted,
+                          size_t d, int dtype, int rows, int vectors) {
+  const size_t size = (size_t)size_of_element(dtype), from = run->from;
   const bytes *values = run->rows;
   vf a[FOUR * 4]; /* at most HELD of them are used */
 #pragma GCC unroll 16
@@ -190,7 +188,7 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
   }
 #pragma GCC unroll 1
   for (size_t k = 0; k < SOME_KEYS; k++) {
-    const int asked = asks == ASK_ALL || (asks == ASK_SHARE && k - from < wanted);
+    const int asked = wanted == SOME_KEYS || k - from < wanted;
 #pragma GCC unroll 4
     for (size_t j = 0; j < (size_t)vectors; j++) {
       if (asked && j % vectors_a_line(size) == 0) {
@@ -212,23 +210,17 @@ INLINE void some_weighted(float *acc, size_t width, const float *weights, const 
 INLINE void weighted(float *acc, size_t width, const float *weights, const struct run *run, int dtype, int rows) {
   const int vectors = sums_a_row(rows);
   const size_t step = (size_t)vectors * LANES, a_line = vectors_a_line((size_t)size_of_element(dtype));
-  const size_t wanted = run->to - run->from;
   size_t d = 0;
   for (; d + step <= width; d += step) {
-    if (wanted == 0 || d / LANES % a_line) { /* others ask for these lines */
-      some_weighted(acc, width, weights, run, d, ASK_NONE, dtype, rows, vectors);
-    } else if (wanted == SOME_KEYS) {
-      some_weighted(acc, width, weights, run, d, ASK_ALL, dtype, rows, vectors);
+    const size_t wanted = d / LANES % a_line ? 0 : run->to - run->from; /* once a line */
+    if (wanted == SOME_KEYS) {                                          /* a number that the compiler knows */
+      some_weighted(acc, width, weights, run, SOME_KEYS, d, dtype, rows, vectors);
     } else {
-      some_weighted(acc, width, weights, run, d, ASK_SHARE, dtype, rows, vectors);
+      some_weighted(acc, width, weights, run, wanted, d, dtype, rows, vectors);
     }
   }
   for (; vectors > 1 && d < width; d += LANES) {
-    if (wanted == 0 || d / LANES % a_line) {
-      some_weighted(acc, width, weights, run, d, ASK_NONE, dtype, rows, 1);
-    } else {
-      some_weighted(acc, width, weights, run, d, ASK_SHARE, dtype, rows, 1);
-    }
+    some_weighted(acc, width, weights, run, d / LANES % a_line ? 0 : run->to - run->from, d, dtype, rows, 1);
   }
 }
 
