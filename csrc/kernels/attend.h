@@ -86,7 +86,7 @@ static void set_out(struct tile *t, const struct attend_args *a, const struct at
   t->all_m = carve(&scratch, rows);
   t->all_sums = carve(&scratch, rows);
   t->all_values = carve(&scratch, rows * t->v_width);
-  t->wide = carve(&scratch, SOME_KEYS * wider + LANES);
+  t->wide = carve(&scratch, SOME_KEYS * wider);
   t->zeros = carve(&scratch, wider);
   t->packed = carve(&scratch, 2 * wider);
   t->now = (struct keys *)carve(&scratch, sizeof(struct keys) / sizeof(float));
@@ -135,17 +135,9 @@ INLINE void no_keys(const struct tile *t, struct keys *keys, size_t from, size_t
   }
 }
 
-/* Of `n` tokens, the scale and the zero. */
-INLINE void take_scales(float *restrict scale, float *restrict zero, bytes from, int64_t stride, int64_t n) {
-  const float *restrict pairs = (const float *)(const void *)from;
-  const int64_t step = stride / (int64_t)sizeof *pairs;
-  if (step == 2) { /* adjacent: the compiler makes vectors of it */
-    for (int64_t i = 0; i < n; i++) {
-      scale[i] = pairs[2 * i];
-      zero[i] = pairs[2 * i + 1];
-    }
-    return;
-  }
+/* Of `n` tokens, the scale and the zero, `step` floats from one token's to the next's. */
+INLINE void take_scales(float *restrict scale, float *restrict zero, const float *restrict pairs, int64_t step,
+                        int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     scale[i] = pairs[step * i];
     zero[i] = pairs[step * i + 1];
@@ -160,7 +152,13 @@ INLINE void point_at(bytes *to, float *scale, float *zero, const struct side *s,
     to[i] = row + i * s->token;
   }
   if (s->dtype == DTYPE_I8) {
-    take_scales(scale, zero, (bytes)scales->ptr + scale_offset(s, 0, block, head, token), s->scale_token, n);
+    const void *pairs = (bytes)scales->ptr + scale_offset(s, 0, block, head, token);
+    const int64_t step = s->scale_token / (int64_t)sizeof *scale;
+    if (step == 2) { /* adjacent: the compiler makes vectors of it */
+      take_scales(scale, zero, pairs, 2, n);
+    } else {
+      take_scales(scale, zero, pairs, step, n);
+    }
   }
 }
 
@@ -212,32 +210,34 @@ INLINE bytes adjacent(const struct tile *t, const struct side *s, bytes row, flo
   return row == (bytes)t->zeros ? row : packed_row(s, row, packed);
 }
 
+INLINE float *store_pairs(float *to, bytes a, bytes b, size_t d, int dtype) {
+  vf k[2];
+  load_pairs(k, a, b, d, dtype);
+  v_store(to, k[0]);
+  v_store(to + LANES, k[1]);
+  return to + 2 * LANES;
+}
+
 /* SOME_KEYS keys as float32, pair by pair: into t->wide. */
 static void pair_keys(const struct tile *t, const bytes *rows, int asks) {
   const struct side *s = &t->a->key;
   const size_t dim = (size_t)s->dim, whole = dim / LANES * LANES, size = (size_t)size_of_element(s->dtype);
   float *to = t->wide;
-  vf k[2];
   for (size_t p = 0; p < PAIRS; p++) {
     const bytes *pair = rows + pair_starts(p);
     bytes front = adjacent(t, s, pair[0], t->packed), back = adjacent(t, s, pair[4], t->packed + t->k_width);
-    for (size_t d = 0; d < whole; d += LANES, to += 2 * LANES) {
+    for (size_t d = 0; d < whole; d += LANES) {
       if (asks && d * size % 64 == 0) {
         ask_row(pair, d * size);
         ask_row(pair + 4, d * size);
       }
-      load_pairs(k, front, back, d, (int)s->dtype);
-      v_store(to, k[0]);
-      v_store(to + LANES, k[1]);
+      to = store_pairs(to, front, back, d, (int)s->dtype);
     }
     if (whole < dim) {
       float rest[2][LANES] = {{0}}; /* room for any dtype */
       memcpy(rest[0], front + whole * size, (dim - whole) * size);
       memcpy(rest[1], back + whole * size, (dim - whole) * size);
-      load_pairs(k, (bytes)rest[0], (bytes)rest[1], 0, (int)s->dtype);
-      v_store(to, k[0]);
-      v_store(to + LANES, k[1]);
-      to += 2 * LANES;
+      to = store_pairs(to, (bytes)rest[0], (bytes)rest[1], 0, (int)s->dtype);
     }
   }
 }

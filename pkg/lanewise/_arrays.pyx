@@ -260,8 +260,7 @@ cdef object readable(object x, str name):
 cdef object logits_rows(object x, rows_t *r, str name):
     cdef cnp.ndarray a
     cdef int axis
-    if type(x) is not np.ndarray:
-        x = as_array(x, name)
+    x = as_array(x, name)
     r.dtype = dtype_of(<cnp.ndarray>x)
     if r.dtype < 0 or cnp.PyArray_NDIM(x) > 2 or not is_plain(<cnp.ndarray>x):
         x = readable(x, name)
